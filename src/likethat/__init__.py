@@ -1,0 +1,24 @@
+"""Image classifiers that explain themselves: this part of the picture looks like that part of a training picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Classifier", "UserError", "__version__", "load", "train"]
+
+if TYPE_CHECKING:
+    from likethat.classifier import Classifier, load
+    from likethat.errors import UserError
+    from likethat.pipeline import train
+
+_HOMES = {"Classifier": "classifier", "UserError": "errors", "load": "classifier", "train": "pipeline"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports on first use: the command line must answer --help before torch is loaded."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'likethat' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"likethat.{_HOMES[name]}"), name)

@@ -1,0 +1,111 @@
+"""Files that are whole or not there: atomic writes, and tensors with their JSON in one safetensors file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from likethat.errors import UserError
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` that takes its place when the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written ({error.strerror or error}); make room or choose another --out. "
+            "What was saved before is unharmed."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text(text)
+
+
+def write_json(path: Path, document: Any) -> None:
+    write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing, so {path.parent} is not a complete run folder.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged ({error}); restore it from a copy or train again.") from error
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], document: Any = None) -> None:
+    """Tensors and, in the file's metadata, a JSON document that belongs to them."""
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with atomic_path(path) as temporary:
+        try:
+            save_file(contiguous, temporary, metadata={"document": json.dumps(document)})
+        except SafetensorError as error:  # the library wraps a full disk in an error of its own
+            raise OSError(str(error)) from error
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            document = json.loads((file.metadata() or {}).get("document", "null"))
+            return {name: file.get_tensor(name) for name in file.keys()}, document  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing, so {path.parent} is not a complete run folder.") from error
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is damaged ({error}); restore it from a copy or train again.") from error
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}/{name}": value for name, value in tensors.items()}
+
+
+def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{prefix}/"
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state, flat: 'parameter number/quantity'."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}/{quantity}": torch.as_tensor(value)
+        for number, quantities in state.items()
+        for quantity, value in quantities.items()
+        if value is not None
+    }
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        number, quantity = name.split("/")
+        state.setdefault(int(number), {})[quantity] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def copy_state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}

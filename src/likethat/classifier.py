@@ -1,0 +1,152 @@
+"""A finished run, loaded: the model, its classes, and where each prototype comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from likethat import run_dir
+from likethat.checkpoint import load_tensors, read_json
+from likethat.data.decode import Box, View, read_image, to_input
+from likethat.errors import UserError
+from likethat.models.protopnet import Output, ProtoPNet, create_protopnet
+from likethat.runtime import exact_arithmetic, resolve_device
+
+Source = str | Path | bytes | BinaryIO | Image
+
+
+@dataclass(frozen=True)
+class Prototype:
+    """One prototype and the training patch it is. Boxes are x0, y0, x1, y1 in pixels of the image file."""
+
+    id: int
+    label: int
+    class_name: str
+    path: str  # of the training image, relative to the data set's root
+    sha256: str
+    row: int  # place in the grid of patches of the latent map
+    column: int
+    cell: Box  # the rectangle of the picture that this place stands for
+    box: Box  # around the pixels that the prototype activates most
+    crop_to: Box | None  # the data set's own box, to which the picture was cropped first (upright pixels)
+    moved: float  # L2 distance of the last projection
+    crop: str  # picture of the box, a file in the run folder
+    source: str  # the training picture as the network saw it, a file in the run folder
+    source_box: Box  # the box in pixels of that file
+    member: int = 0  # which network of a combined run
+
+
+@dataclass(frozen=True)
+class Prediction:
+    class_name: str
+    probability: float
+    probabilities: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A picture ready for every member network: its bytes at that network's input size, and the way back."""
+
+    image: Image  # upright
+    pixels: tuple[Tensor, ...]  # 3HW uint8, one a member
+    views: tuple[View, ...]
+
+
+class Classifier:
+    """Networks whose logits are summed (one, unless runs were combined), over the same classes."""
+
+    def __init__(
+        self, path: Path, classes: Sequence[str], members: Sequence[ProtoPNet], prototypes: Sequence[Prototype]
+    ) -> None:
+        self.path = path
+        self.classes = tuple(classes)
+        self.members = torch.nn.ModuleList(members).eval()
+        self.prototypes = tuple(prototypes)
+        self.device = next(self.members.parameters()).device
+
+    def __repr__(self) -> str:
+        names = " + ".join(member.backbone.name for member in self.networks)
+        return f"<likethat.Classifier {names}: {len(self.classes)} classes, {len(self.prototypes)} prototypes>"
+
+    @property
+    def networks(self) -> list[ProtoPNet]:
+        return [member for member in self.members if isinstance(member, ProtoPNet)]
+
+    @property
+    def weight_KP(self) -> Tensor:
+        """The connection of every prototype to every class, over all members."""
+        return torch.cat([member.last_layer.weight.detach() for member in self.networks], 1)
+
+    def prepare(self, source: Source, crop_to: Box | None = None) -> Prepared:
+        image = read_image(Path(source) if isinstance(source, str) else source)
+        inputs = [to_input(image, crop_to, member.backbone.input_size) for member in self.networks]
+        pixels = tuple(torch.from_numpy(pixels).permute(2, 0, 1) for pixels, _ in inputs)
+        return Prepared(image, pixels, tuple(view for _, view in inputs))
+
+    @torch.inference_mode()
+    def outputs(self, batch: Sequence[Prepared]) -> list[Output]:
+        """One `Output` a member, each over the whole batch."""
+        stacked = [torch.stack(pixels).to(self.device) for pixels in zip(*(p.pixels for p in batch), strict=True)]
+        return [member(x_B3HW.float() / 255) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
+
+    def logits(self, batch: Sequence[Prepared]) -> Tensor:
+        return torch.stack([output.logits_BK for output in self.outputs(batch)]).sum(0)
+
+    def predict(self, image: Source | Sequence[Source]) -> Any:
+        """The class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list."""
+        if isinstance(image, Sequence) and not isinstance(image, str | bytes):
+            return list(self.predict_all(image))
+        return next(self.predict_all([image]))
+
+    def predict_all(self, images: Iterable[Source], batch_size: int = 32) -> Iterable[Prediction]:
+        batch: list[Prepared] = []
+        for image in images:
+            batch.append(self.prepare(image))
+            if len(batch) == batch_size:
+                yield from self._predict_batch(batch)
+                batch = []
+        if batch:
+            yield from self._predict_batch(batch)
+
+    def _predict_batch(self, batch: Sequence[Prepared]) -> Iterable[Prediction]:
+        for probability_K in self.logits(batch).double().softmax(1).tolist():
+            by_name = dict(zip(self.classes, probability_K, strict=True))
+            best = max(by_name, key=by_name.__getitem__)
+            yield Prediction(best, by_name[best], by_name)
+
+
+def load(run: str | Path, device: str = "auto") -> Classifier:
+    """The model of a finished run folder. Nothing but tensors and JSON is read."""
+    run = Path(run)
+    record = run_dir.read_record(run)
+    if not (run / run_dir.MODEL).is_file():
+        raise UserError(f"{run} holds an unfinished run; finish it with `likethat train ... --out {run} --resume`.")
+    exact_arithmetic()
+    model = create_protopnet(record.config.model, list(record.prototypes_of_class), weights="none")
+    tensors, _ = load_tensors(run / run_dir.MODEL)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UserError(f"{run / run_dir.MODEL} does not fit {run / run_dir.CONFIG}; restore both from one run.") from error
+    return Classifier(run, record.data.classes, [model.to(resolve_device(device))], read_prototypes(run))
+
+
+def read_prototypes(run: Path) -> list[Prototype]:
+    document = read_json(run / run_dir.PROTOTYPES)
+    boxes = ("cell", "box", "crop_to", "source_box")
+    try:
+        return [
+            Prototype(**{key: tuple(value) if key in boxes and value else value for key, value in entry.items()})
+            for entry in document["prototypes"]
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{run / run_dir.PROTOTYPES} is damaged ({error!r}); restore it or train again.") from error

@@ -1,0 +1,206 @@
+"""Every number of a training run, each default in one place. Flags and TOML keys come from these dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from likethat.errors import UserError
+
+
+def _option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    val_fraction: float = _option(0.1, "share of the training images held out for validation where there is no val/")
+    test_fraction: float = _option(0.2, "share of the images held out for test where there is no test/")
+    full_images: bool = _option(False, "use whole pictures where the data set has boxes to crop to")
+    skip_bad: bool = _option(False, "train without unreadable, duplicate or too few images instead of stopping")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    backbone: str = _option("tf_efficientnet_lite0", "any timm model that yields a spatial map")
+    weights: str = _option("pretrained", "backbone weights: pretrained, none, or a safetensors or .pth file")
+    input_size: tuple[int, int] = _option((224, 224), "height and width pictures are resized to")
+    add_on: str = _option("regular", "layers between backbone and prototypes", ("regular", "bottleneck"))
+    latent_width: int = _option(128, "channels D of the latent map")
+    prototypes_per_class: int = _option(10, "prototypes of each class")
+    prototype_shape: tuple[int, int] = _option((1, 1), "height and width of a prototype in the latent map")
+    similarity: str = _option("log", "function of the distance that scores a patch", ("log", "linear", "cosine"))
+    own_weight: float = _option(1.0, "first connection of a prototype to its own class")
+    other_weight: float = _option(-0.5, "first connection of a prototype to another class")
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    rotation: float = _option(15.0, "largest rotation in degrees")
+    skew: float = _option(0.2, "largest shift of a corner, as a share of the side")
+    shear: float = _option(10.0, "largest shear in degrees")
+    distortion: float = _option(0.02, "largest elastic shift, as a share of the side; 0 turns it off")
+    flip: float = _option(0.5, "chance of a left-right flip")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    seed: int = _option(0, "seed of everything random")
+    batch_size: int = _option(80, "images in a step")
+    views: int = _option(1, "augmented views of every training image in an epoch")
+    warm_epochs: int = _option(5, "epochs with a frozen backbone")
+    joint_epochs: tuple[int, ...] = _option((6,), "epochs of joint training before each projection, one number a cycle")
+    backbone_lr: float = _option(1e-4, "learning rate of the backbone")
+    add_on_lr: float = _option(3e-3, "learning rate of the add-on layers")
+    prototype_lr: float = _option(3e-3, "learning rate of the prototypes")
+    weight_decay: float = _option(1e-3, "weight decay of backbone and add-on layers")
+    lr_step: int = _option(5, "joint epochs after which learning rates fall to a tenth; 0 for a cosine to zero")
+    cluster: float = _option(0.8, "weight of the cluster cost")
+    separation: float = _option(0.08, "weight of the separation cost")
+    l1: float = _option(1e-4, "lambda of the last layer: L1 weight of connections to other classes")
+    ridge: float = _option(1e-4, "pull of the last layer towards its first weights; makes the optimum exist")
+
+
+SECTIONS = {"data": DataConfig, "model": ModelConfig, "augment": AugmentConfig, "train": TrainConfig}
+
+
+@dataclass(frozen=True)
+class Config:
+    preset: str = "default"
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    augment: AugmentConfig = AugmentConfig()
+    train: TrainConfig = TrainConfig()
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def paper(backbone: str) -> Config:
+    """The published recipe. One epoch is 30 augmented views of every image; D is the authors' for that backbone."""
+    return Config(
+        preset="paper",
+        model=ModelConfig(latent_width=256 if backbone == "resnet34" else 128),
+        train=TrainConfig(views=30, joint_epochs=(6, 10, 10)),
+    )
+
+
+def default(backbone: str) -> Config:
+    return Config()
+
+
+PRESETS = {"default": default, "paper": paper}
+
+
+def options() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
+    """Every option by name: its section, its field and its type. Names are unique over all sections."""
+    found: dict[str, tuple[str, dataclasses.Field[Any], Any]] = {}
+    for section, kind in SECTIONS.items():
+        hints = typing.get_type_hints(kind)
+        for entry in fields(kind):
+            assert entry.name not in found, f"two options are called {entry.name}"
+            found[entry.name] = (section, entry, hints[entry.name])
+    return found
+
+
+def resolve(preset: str = "default", file: Path | None = None, **overrides: Any) -> Config:
+    """Preset, then the TOML file, then overrides by name; values are checked against the option's type."""
+    from_file = _read_toml(file) if file else {}
+    values = {**from_file, **overrides}
+    if preset not in PRESETS:
+        raise UserError(f"There is no preset called '{preset}'; choose {' or '.join(PRESETS)}.")
+    config = PRESETS[preset](str(values.get("backbone", ModelConfig.backbone)))
+    known = options()
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"There is no option called '{name}'; `likethat train --help` lists them.")
+        section, entry, kind = known[name]
+        value = coerce(name, value, kind, entry.metadata["choices"])
+        config = replace(config, **{section: replace(getattr(config, section), **{name: value})})
+    _check(config)
+    return config
+
+
+def from_dict(saved: dict[str, Any]) -> Config:
+    """A configuration as `Config.to_dict` gave it, perhaps through JSON."""
+    values = {name: saved[section][name] for name, (section, _, _) in options().items() if name in saved[section]}
+    return replace(resolve(saved["preset"], **values), preset=saved["preset"])
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    """Options by name, either at the top or under [data], [model], [augment], [train]."""
+    try:
+        document = tomllib.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"The configuration file {file} does not exist.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid TOML: {error}.") from error
+    values: dict[str, Any] = {}
+    for key, value in document.items():
+        values.update(value if key in SECTIONS and isinstance(value, dict) else {key: value})
+    return values
+
+
+def coerce(name: str, value: Any, kind: Any, choices: tuple[str, ...] = ()) -> Any:
+    """`value` as the option's type, or a sentence that says what the option takes."""
+    try:
+        result = _cast(value, kind)
+    except (TypeError, ValueError) as error:
+        flag = "--" + name.replace("_", "-")
+        raise UserError(f"{flag} takes {describe(kind)}, not {value!r}.") from error
+    if choices and result not in choices:
+        raise UserError(f"--{name.replace('_', '-')} takes {', '.join(choices)}, not {value!r}.")
+    return result
+
+
+def _cast(value: Any, kind: Any) -> Any:
+    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:
+        element, more = kind.__args__[0], kind.__args__[1:]
+        values = value.replace("x", ",").split(",") if isinstance(value, str) else value
+        values = [values] if isinstance(values, int | float) else list(values)
+        if more and more[0] is not Ellipsis:
+            values = values * len(kind.__args__) if len(values) == 1 else values
+            if len(values) != len(kind.__args__):
+                raise ValueError(value)
+        return tuple(_cast(entry, element) for entry in values)
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise TypeError(value)
+        return value
+    if isinstance(value, bool) or (kind is int and isinstance(value, float) and value != int(value)):
+        raise TypeError(value)
+    return kind(value)
+
+
+def describe(kind: Any) -> str:
+    if isinstance(kind, types.GenericAlias):
+        return "numbers separated by commas" if kind.__args__[-1] is Ellipsis else "one number, or two like 224x224"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}[kind]
+
+
+def _check(config: Config) -> None:
+    """Numbers that would train nothing or crash later."""
+    rules = [
+        (config.train.batch_size >= 2, "--batch-size must be at least 2"),
+        (config.train.views >= 1, "--views must be at least 1"),
+        (config.train.warm_epochs >= 0, "--warm-epochs must not be negative"),
+        (len(config.train.joint_epochs) > 0, "--joint-epochs needs at least one number"),
+        (all(epochs >= 0 for epochs in config.train.joint_epochs), "--joint-epochs must not be negative"),
+        (config.model.prototypes_per_class >= 1, "--prototypes-per-class must be at least 1"),
+        (config.model.latent_width >= 1, "--latent-width must be at least 1"),
+        (min(config.model.prototype_shape) >= 1, "--prototype-shape must be at least 1"),
+        (min(config.model.input_size) >= 16, "--input-size must be at least 16"),
+        (0 < config.data.val_fraction < 1, "--val-fraction must lie between 0 and 1"),
+        (0 < config.data.test_fraction < 1, "--test-fraction must lie between 0 and 1"),
+        (config.train.ridge > 0, "--ridge must be greater than 0, or the last layer has no optimum"),
+        (config.train.l1 >= 0, "--l1 must not be negative"),
+        (0 <= config.augment.flip <= 1, "--flip must lie between 0 and 1"),
+    ]
+    for holds, sentence in rules:
+        if not holds:
+            raise UserError(f"{sentence}.")

@@ -1,0 +1,141 @@
+"""The pixels of a data set, decoded once: in memory, or in a file as large as the disk allows."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from likethat.data.check import Problem, Progress, Report, examine, make_report, map_in_threads
+from likethat.data.dataset import PARTS, DataSet, Sample
+from likethat.data.decode import to_input
+from likethat.errors import UserError
+
+
+@dataclass(frozen=True)
+class DecodedImages:
+    """Row i belongs to sample i; rows of bad images are zero, and `problems` says which they are."""
+
+    pixels: np.ndarray  # (N, H, W, 3) uint8
+    sha256: list[str]
+    problems: list[Problem]
+
+
+@dataclass(frozen=True)
+class LoadedDataSet:
+    """A data set with its pixels, row by row as its parts' samples."""
+
+    dataset: DataSet
+    pixels: dict[str, np.ndarray]  # part -> (N, H, W, 3) uint8
+    report: Report
+
+
+def load_dataset(
+    dataset: DataSet,
+    size_hw: tuple[int, int],
+    *,
+    skip_bad: bool = False,
+    workers: int | None = None,
+    cache_file: Path | None = None,
+    progress: Progress | None = None,
+) -> LoadedDataSet:
+    """Checks and decodes the data set in one pass over its files.
+
+    With `skip_bad`, bad files and their rows are left out; without, look at the report before using the pixels.
+    """
+    samples = dataset.all_samples()
+    decoded = decode_samples(dataset.root, samples, size_hw, workers=workers, cache_file=cache_file, progress=progress)
+    report = make_report(dataset, decoded.sha256, decoded.problems)
+    pixels = decoded.pixels
+    if skip_bad and (bad := report.bad_paths()):
+        dataset = report.without_bad()
+        if cache_file:
+            pixels = np.load(cache_file, mmap_mode="r+")
+        pixels = _move_together(pixels, [row for row, sample in enumerate(samples) if sample.path not in bad])
+    starts = np.cumsum([len(dataset.part(part)) for part in PARTS])[:-1]
+    return LoadedDataSet(dataset, dict(zip(PARTS, np.split(pixels, starts), strict=True)), report)
+
+
+def decode_samples(
+    root: Path,
+    samples: Sequence[Sample],
+    size_hw: tuple[int, int],
+    *,
+    workers: int | None = None,
+    cache_file: Path | None = None,
+    progress: Progress | None = None,
+) -> DecodedImages:
+    """The samples cropped and resized to `size_hw`; with `cache_file` (a .npy file) the pixels stay on disk."""
+    shape = (len(samples), *size_hw, 3)
+    if cache_file is None:
+        pixels = _allocate(shape)
+        return DecodedImages(pixels, *_decode_into(pixels, root, samples, workers, progress))
+
+    cache_file.parent.mkdir(parents=True, exist_ok=True)
+    _check_disk(cache_file.parent, shape)
+    unfinished = cache_file.with_name(f"{cache_file.name}.{os.getpid()}.tmp")
+    try:
+        # open_memmap makes a file of zeros.
+        pixels = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
+        hashes, problems = _decode_into(pixels, root, samples, workers, progress)
+        pixels.flush()
+        del pixels  # Windows renames no file that is mapped
+        os.replace(unfinished, cache_file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return DecodedImages(np.load(cache_file, mmap_mode="r"), hashes, problems)
+
+
+def _decode_into(
+    pixels: np.ndarray, root: Path, samples: Sequence[Sample], workers: int | None, progress: Progress | None
+) -> tuple[list[str], list[Problem]]:
+    size_hw = (pixels.shape[1], pixels.shape[2])
+
+    def decode(row: int) -> tuple[str, Problem | None]:
+        examined = examine(root, samples[row])
+        if examined.image:
+            pixels[row], _ = to_input(examined.image, samples[row].box, size_hw)
+        return examined.sha256, examined.problem
+
+    hashes: list[str] = []
+    problems: list[Problem] = []
+    for sha256, problem in map_in_threads(decode, range(len(samples)), workers):
+        hashes.append(sha256)
+        if problem:
+            problems.append(problem)
+        if progress:
+            progress(len(hashes), len(samples))
+    return hashes, problems
+
+
+def _allocate(shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        return np.zeros(shape, np.uint8)
+    except MemoryError as error:
+        raise UserError(
+            f"{_gigabytes(shape)} of memory are needed for the pixels: give a cache file on disk"
+        ) from error
+
+
+def _check_disk(folder: Path, shape: tuple[int, ...]) -> None:
+    """Writing to a mapped file on a full disk would kill the process without a word, so it is checked before."""
+    free = shutil.disk_usage(folder).free
+    if np.prod(shape, dtype=np.int64) > free:
+        raise UserError(
+            f"{folder} has {free / 1e9:.1f} GB free, and the pixels need {_gigabytes(shape)}: "
+            "make room, or choose another folder or a smaller input size"
+        )
+
+
+def _gigabytes(shape: tuple[int, ...]) -> str:
+    return f"{np.prod(shape, dtype=np.int64) / 1e9:.1f} GB"
+
+
+def _move_together(pixels: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+    """The rows given, moved to the front: in place, since a copy may not fit into memory."""
+    for new, old in enumerate(rows):
+        if new != old:
+            pixels[new] = pixels[old]
+    return pixels[: len(rows)]

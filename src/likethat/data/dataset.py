@@ -1,0 +1,107 @@
+"""A data set: classes and the training, validation and test images, as found on disk."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from likethat.errors import UserError
+
+PARTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One labelled picture."""
+
+    path: str  # relative to the data set's root, '/'-separated
+    label: int
+    box: tuple[float, float, float, float] | None = None  # x0, y0, x1, y1 to crop to, in pixels of the upright picture
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Classes and three parts; `held_out` names those parts that were taken from the training images."""
+
+    root: Path
+    kind: str  # folder, cub or cars
+    classes: tuple[str, ...]
+    train: tuple[Sample, ...]
+    val: tuple[Sample, ...]
+    test: tuple[Sample, ...]
+    held_out: tuple[str, ...] = ()
+
+    def part(self, name: str) -> tuple[Sample, ...]:
+        """The samples of "train", "val" or "test"."""
+        if name not in PARTS:
+            raise UserError(f"there is no part {name!r}: choose one of {', '.join(PARTS)}")
+        samples: tuple[Sample, ...] = getattr(self, name)
+        return samples
+
+    def all_samples(self) -> tuple[Sample, ...]:
+        """Training, then validation, then test samples."""
+        return self.train + self.val + self.test
+
+
+def open_dataset(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    full_images: bool = False,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.2,
+) -> DataSet:
+    """Reads an image folder, CUB-200-2011 or Stanford Cars; parts that are missing are held out of the training images.
+
+    `full_images` leaves the pictures whole where the data set has boxes to crop to.
+    """
+    # These modules build on this one.
+    from likethat.data.cars import find_cars, open_cars
+    from likethat.data.cub import find_cub, open_cub
+    from likethat.data.folder import open_folder
+
+    if not (val_fraction > 0 and test_fraction > 0 and val_fraction + test_fraction < 1):
+        raise UserError(
+            f"val_fraction {val_fraction} and test_fraction {test_fraction} must be above 0 and together below 1"
+        )
+    root = Path(path).expanduser().resolve()
+    if not root.exists():
+        raise UserError(f"{path} does not exist: give the folder that holds the images")
+    if not root.is_dir():
+        raise UserError(
+            f"{path} is a file: give the folder that holds the images (unpack it first if it is an archive)"
+        )
+    if cub_root := find_cub(root):
+        return open_cub(cub_root, seed=seed, full_images=full_images, val_fraction=val_fraction)
+    if cars_root := find_cars(root):
+        return open_cars(cars_root, seed=seed, full_images=full_images, val_fraction=val_fraction)
+    return open_folder(root, seed=seed, val_fraction=val_fraction, test_fraction=test_fraction)
+
+
+def hold_out(
+    samples: Sequence[Sample], classes: Sequence[str], fractions: Sequence[float], *, seed: int
+) -> list[tuple[Sample, ...]]:
+    """Takes each fraction out of every class in turn: [rest, part of the first fraction, of the second, ...].
+
+    A class gives each part at least one image while it keeps one itself. Who goes where hangs on a hash of seed,
+    class and path, so that a new file in one class moves nothing in the others and little in its own.
+    """
+    members_of: list[list[Sample]] = [[] for _ in classes]
+    for sample in samples:
+        members_of[sample.label].append(sample)
+    parts: list[list[Sample]] = [[] for _ in range(len(fractions) + 1)]
+    for class_name, members in zip(classes, members_of, strict=True):
+        shuffled = sorted(members, key=lambda sample: _draw(seed, class_name, sample.path))
+        taken = 0
+        for part, fraction in zip(parts[1:], fractions, strict=True):
+            spare = len(members) - 1 - taken
+            count = max(0, min(spare, max(1, round(fraction * len(members)))))
+            part += shuffled[taken : taken + count]
+            taken += count
+        parts[0] += shuffled[taken:]
+    return [tuple(sorted(part, key=lambda sample: (sample.label, sample.path))) for part in parts]
+
+
+def _draw(seed: int, class_name: str, path: str) -> bytes:
+    # File names need not be valid Unicode; surrogateescape gives back the bytes they have on disk.
+    return hashlib.sha256(f"{seed}\0{class_name}\0{path}".encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,55 @@
+"""Decoded pictures in memory and the batches made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likethat.data.dataset import Sample
+
+GPU_SHARE = 0.5  # of the free GPU memory that pictures may take
+
+
+@dataclass
+class Images:
+    """The pictures of one part, already resized, as bytes; on the device when they fit there."""
+
+    pixel_NHW3: Tensor
+    label_N: Tensor
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.pixel_NHW3)
+
+    def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Pictures in [0, 1] as B, 3, H, W and their labels, on the device."""
+        if self.pixel_NHW3.device == self.device:
+            pixel_BHW3 = self.pixel_NHW3[index_B.to(self.device)]
+        else:
+            pixel_BHW3 = self.pixel_NHW3[index_B].pin_memory().to(self.device, non_blocking=True)
+        x_B3HW = pixel_BHW3.permute(0, 3, 1, 2).float() / 255
+        return x_B3HW, self.label_N[index_B.to(self.label_N.device)]
+
+
+def hold(pixel_NHW3: np.ndarray, samples: tuple[Sample, ...], device: torch.device) -> Images:
+    pixels = torch.from_numpy(pixel_NHW3)
+    label_N = torch.tensor([sample.label for sample in samples], device=device)
+    fits = device.type != "cuda" or pixels.nbytes < GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+    return Images(pixels.to(device) if fits else pixels, label_N, device)
+
+
+def training_batches(count: int, batch_size: int, views: int, seed: int) -> list[Tensor]:
+    """A fresh order for each view of the images, cut into batches whose sizes differ by at most one.
+
+    No image is left out, and no batch is so small that BatchNorm would fail.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order_N = torch.cat([torch.randperm(count, generator=generator) for _ in range(views)])
+    return list(order_N.tensor_split(max(1, -(-len(order_N) // batch_size))))
+
+
+def plain_batches(count: int, batch_size: int) -> list[Tensor]:
+    return list(torch.arange(count).split(batch_size))

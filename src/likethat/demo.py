@@ -1,0 +1,39 @@
+"""The demonstration: embedded birds, embedded weights, the full recipe, and a page to look at."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from likethat import run_dir
+from likethat.data.synth import make_birds
+from likethat.errors import UserError
+from likethat.pipeline import train
+from likethat.progress import Display
+from likethat.run_data import verify_run
+from likethat.summary import print_summary, print_verification
+
+SPECIES = 8
+# Small pictures, so that two CPU cores are enough. Everything else is the default preset.
+OPTIONS = {"input_size": (160, 160)}
+
+
+def run_demo(out: Path, *, device: str, overwrite: bool, display: Display) -> None:
+    """Data under OUT/birds, run under OUT/run."""
+    started = time.monotonic()
+    birds, run = out / "birds", out / "run"
+    for folder in (birds, run):
+        if folder.exists() and not overwrite:
+            raise UserError(f"{folder} is there already; pass --overwrite to replace it, or another --out.")
+        shutil.rmtree(folder, ignore_errors=True)
+    display.line(f"1/3 drawing birds of {SPECIES} species into {birds}")
+    with display.task("drawing birds") as advance:
+        make_birds(birds, species=SPECIES, progress=advance)
+    display.line(f"2/3 training on them, run folder {run}")
+    classifier = train(birds, run, device=device, display=display, **OPTIONS)
+    display.line("3/3 verifying that every prototype is the training patch it names")
+    verification = verify_run(classifier, None, display)
+    print_verification(verification)
+    print_summary(classifier)
+    print(f"Done in {time.monotonic() - started:.0f} s. Open {(run / run_dir.REPORT).resolve()} in a browser.")

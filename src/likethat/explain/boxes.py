@@ -1,0 +1,71 @@
+"""From a prototype's activation map to a rectangle in the picture."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from likethat.data.decode import Box
+from likethat.errors import UserError
+
+PERCENTILE = 95.0  # the paper's
+CHUNK_PIXELS = 16_000_000  # upsampled at a time: 64 MB
+ROUNDING = 1e-6  # of a map's range: pixels closer than this to the threshold are equal to it
+
+
+@lru_cache(maxsize=64)
+def _bicubic_matrix(size: int, cells: int) -> Tensor:
+    """size x cells; bicubic interpolation of a line is a product with it, and that of a map with two of them."""
+    return F.interpolate(torch.eye(cells)[None, None], (size, cells), mode="bicubic", align_corners=False)[0, 0]
+
+
+def upsample(map_PHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """Bicubic, as F.interpolate(align_corners=False) and OpenCV's INTER_CUBIC do it, but many times faster."""
+    height, width = map_PHW.shape[1:]
+    return _bicubic_matrix(size_hw[0], height).to(map_PHW) @ map_PHW @ _bicubic_matrix(size_hw[1], width).to(map_PHW).T
+
+
+def check_percentile(percentile: float) -> None:
+    if not 0 <= percentile <= 100:
+        raise UserError(f"The percentile of the boxes must lie between 0 and 100, and {percentile} does not.")
+
+
+def activation_boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float = PERCENTILE) -> list[Box]:
+    """The paper's boxes, in pixels of a picture of that size: around the pixels of the upsampled map that reach
+    its percentile (numpy's 'linear' one)."""
+    check_percentile(percentile)
+    per_chunk = max(1, CHUNK_PIXELS // (size_hw[0] * size_hw[1]))
+    boxes_P4 = [_boxes(chunk_PHW, size_hw, percentile) for chunk_PHW in map_PHW.float().split(per_chunk)]
+    return [(x0, y0, x1, y1) for x0, y0, x1, y1 in torch.cat(boxes_P4).double().tolist()]
+
+
+def _boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float) -> Tensor:
+    # Counted from its least value, a map without any contrast is exactly zero, and its box the whole picture.
+    map_PHW = map_PHW - map_PHW.amin((1, 2), keepdim=True)
+    pixel_Phw = upsample(map_PHW, size_hw)
+    pixels = size_hw[0] * size_hw[1]
+    # The linear percentile lies between two neighbours in order, so it is reached from the upper one on.
+    reaching = pixels - math.ceil((pixels - 1) * percentile / 100)
+    threshold_P = pixel_Phw.flatten(1).topk(reaching, dim=1, sorted=False).values.amin(1)
+    threshold_P = threshold_P - ROUNDING * map_PHW.amax((1, 2))
+    x0_P, x1_P = _span(pixel_Phw.amax(1) >= threshold_P[:, None])
+    y0_P, y1_P = _span(pixel_Phw.amax(2) >= threshold_P[:, None])
+    return torch.stack([x0_P, y0_P, x1_P, y1_P], 1)
+
+
+def _span(reached_Pn: Tensor) -> tuple[Tensor, Tensor]:
+    """The first true place of each row, and the one after the last."""
+    first_P = reached_Pn.int().argmax(1)
+    return first_P, reached_Pn.shape[1] - reached_Pn.flip(1).int().argmax(1)
+
+
+def cell_box(
+    row: int, column: int, map_hw: tuple[int, int], window: tuple[int, int], size_hw: tuple[int, int]
+) -> Box:
+    """The rectangle of the picture that a prototype's window covers at this place of the latent map."""
+    step_y, step_x = size_hw[0] / map_hw[0], size_hw[1] / map_hw[1]
+    return column * step_x, row * step_y, (column + window[1]) * step_x, (row + window[0]) * step_y

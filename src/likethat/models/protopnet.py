@@ -1,0 +1,116 @@
+"""ProtoPNet: backbone, add-on layers, prototype layer, last layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from likethat.config import ModelConfig
+from likethat.errors import UserError
+from likethat.models.backbone import Backbone, create_backbone
+from likethat.models.prototypes import PrototypeLayer
+
+
+@dataclass
+class Output:
+    """What a forward pass gives: logits, one score a prototype, and the distance maps behind them."""
+
+    logits_BK: Tensor
+    score_BP: Tensor
+    min_distance_BP: Tensor
+    distance_BPHW: Tensor
+    of_distance: Callable[[Tensor], Tensor]
+
+    @property
+    def similarity_BPHW(self) -> Tensor:
+        """The activation maps; computed when asked for, since training does not need them."""
+        return self.of_distance(self.distance_BPHW)
+
+
+class ProtoPNet(nn.Module):
+    """Takes pictures in [0, 1] of shape B, 3, height, width; gives an `Output`."""
+
+    def __init__(self, backbone: Backbone, config: ModelConfig, prototypes_of_class: list[int]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.add_on = create_add_on(config.add_on, backbone.channels, config.latent_width)
+        height, width = backbone.map_size
+        h, w = config.prototype_shape
+        if h > height or w > width:
+            raise UserError(
+                f"Prototypes of {h}x{w} do not fit the {height}x{width} map of {backbone.name}; "
+                "use a smaller --prototype-shape or a larger --input-size."
+            )
+        class_of_prototype = [k for k, count in enumerate(prototypes_of_class) for _ in range(count)]
+        self.prototype_layer = PrototypeLayer(class_of_prototype, config.latent_width, (h, w), config.similarity)
+        self.last_layer = nn.Linear(len(class_of_prototype), len(prototypes_of_class), bias=False)
+        reset_last_layer(self, config.own_weight, config.other_weight)
+
+    @property
+    def num_classes(self) -> int:
+        return self.last_layer.out_features
+
+    @property
+    def patch_grid(self) -> tuple[int, int]:
+        """Rows and columns of patches that a prototype is compared with."""
+        height, width = self.backbone.map_size
+        h, w = self.prototype_layer.window
+        return height - h + 1, width - w + 1
+
+    @property
+    def own_KP(self) -> Tensor:
+        """True where a prototype belongs to the class."""
+        class_P = self.prototype_layer.class_P
+        return torch.arange(self.num_classes, device=class_P.device)[:, None] == class_P[None]
+
+    def latent(self, x_B3HW: Tensor) -> Tensor:
+        return self.add_on(self.backbone(x_B3HW))
+
+    def forward(self, x_B3HW: Tensor) -> Output:
+        return self.head(self.latent(x_B3HW))
+
+    def head(self, z_BDHW: Tensor) -> Output:
+        distance_BPHW = self.prototype_layer(z_BDHW)
+        # Similarity falls with distance, so the largest similarity is that of the smallest distance.
+        min_distance_BP = distance_BPHW.flatten(2).amin(2)
+        of_distance = self.prototype_layer.similarity.of_distance
+        score_BP = of_distance(min_distance_BP)
+        with torch.autocast(z_BDHW.device.type, enabled=False):
+            logits_BK = self.last_layer(score_BP)
+        return Output(logits_BK, score_BP, min_distance_BP, distance_BPHW, of_distance)
+
+
+def create_add_on(kind: str, channels: int, width: int) -> nn.Sequential:
+    """Two 1x1 convolutions with ReLU and a final sigmoid ('regular'), or a chain that halves the width."""
+    layers: list[nn.Module] = []
+    if kind == "regular":
+        layers = [nn.Conv2d(channels, width, 1), nn.ReLU(), nn.Conv2d(width, width, 1), nn.Sigmoid()]
+    elif kind == "bottleneck":
+        current = channels
+        while current > width or not layers:
+            following = max(width, current // 2)
+            layers += [nn.Conv2d(current, following, 1), nn.ReLU(), nn.Conv2d(following, following, 1)]
+            layers.append(nn.ReLU() if following > width else nn.Sigmoid())
+            current = following
+    else:
+        raise UserError(f"There is no add-on called '{kind}'; choose regular or bottleneck.")
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return nn.Sequential(*layers)
+
+
+def reset_last_layer(model: ProtoPNet, own_weight: float, other_weight: float) -> None:
+    with torch.no_grad():
+        own_KP = model.own_KP.to(model.last_layer.weight)
+        model.last_layer.weight.copy_(own_weight * own_KP + other_weight * (1 - own_KP))
+
+
+def create_protopnet(config: ModelConfig, prototypes_of_class: list[int], *, weights: str | None = None) -> ProtoPNet:
+    """`weights` overrides the configured ones; 'none' when a state dict is loaded afterwards."""
+    backbone = create_backbone(config.backbone, weights or config.weights, config.input_size)
+    return ProtoPNet(backbone, config, prototypes_of_class)

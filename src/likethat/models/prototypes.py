@@ -1,0 +1,106 @@
+"""The prototype layer: squared L2 distances between latent patches and prototypes, and similarities made of them.
+
+Shapes, here and everywhere: B batch, C backbone channels, D latent channels, H W map, h w prototype window,
+P prototypes, K classes, N images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EPSILON = 1e-4
+
+
+def log_similarity(distance: Tensor) -> Tensor:
+    """The paper's: log((d + 1) / (d + eps)), largest (about 9.21) at d = 0."""
+    return torch.log((distance + 1) / (distance + EPSILON))
+
+
+def linear_similarity(distance: Tensor) -> Tensor:
+    return -distance
+
+
+def cosine_similarity(distance: Tensor) -> Tensor:
+    """On unit vectors the squared L2 distance is 2 - 2 cos."""
+    return 1 - distance / 2
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """A decreasing function of the squared distance; `unit` says that patches and prototypes have length 1."""
+
+    of_distance: Callable[[Tensor], Tensor]
+    unit: bool = False
+
+
+SIMILARITIES = {
+    "log": Similarity(log_similarity),
+    "linear": Similarity(linear_similarity),
+    "cosine": Similarity(cosine_similarity, unit=True),
+}
+
+
+def patches(z_BDHW: Tensor, window: tuple[int, int]) -> Tensor:
+    """Every h x w window of the map as one vector: B, D*h*w, H', W' with H' = H - h + 1, W' = W - w + 1."""
+    if window == (1, 1):
+        return z_BDHW
+    height, width = z_BDHW.shape[2] - window[0] + 1, z_BDHW.shape[3] - window[1] + 1
+    return F.unfold(z_BDHW, window).unflatten(2, (height, width))
+
+
+def unit_length(patch_BDHW: Tensor) -> Tensor:
+    return F.normalize(patch_BDHW, dim=1)
+
+
+def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor) -> Tensor:
+    """||patch - prototype||^2 for all pairs as B, P, H, W, in fp32 whatever the surrounding autocast.
+
+    Expanding the square makes it one matrix product. Both sides are centred on the mean prototype first: the
+    expansion's rounding error grows with the vectors' lengths, and the log similarity is most sensitive near 0.
+    """
+    with torch.autocast(patch_BDHW.device.type, enabled=False):
+        prototype_PD = prototype_PD.float()
+        centre_D = prototype_PD.detach().mean(0)
+        patch_BDHW = patch_BDHW.float() - centre_D[:, None, None]
+        prototype_PD = prototype_PD - centre_D
+        product_BPHW = F.conv2d(patch_BDHW, prototype_PD[:, :, None, None])
+        patch_norm_B1HW = patch_BDHW.square().sum(1, keepdim=True)
+        prototype_norm_P11 = prototype_PD.square().sum(1)[:, None, None]
+        return F.relu(patch_norm_B1HW - 2 * product_BPHW + prototype_norm_P11)
+
+
+class PrototypeLayer(nn.Module):
+    """Prototypes of shape h x w x D, the class each belongs to, and where they stood before projection."""
+
+    class_P: Tensor
+    unprojected_PDhw: Tensor
+
+    def __init__(
+        self, class_of_prototype: list[int], latent_width: int, window: tuple[int, int], similarity: str
+    ) -> None:
+        super().__init__()
+        self.window = window
+        self.similarity = SIMILARITIES[similarity]
+        shape = (len(class_of_prototype), latent_width, *window)
+        self.prototype_PDhw = nn.Parameter(torch.rand(shape))
+        self.register_buffer("class_P", torch.tensor(class_of_prototype))
+        # Zero until the first projection; kept so that the projection's effect can be bounded afterwards.
+        self.register_buffer("unprojected_PDhw", torch.zeros(shape))
+
+    def patches(self, z_BDHW: Tensor) -> Tensor:
+        """The vectors that prototypes are compared with, and that projection copies."""
+        patch_BDHW = patches(z_BDHW.float(), self.window)
+        return unit_length(patch_BDHW) if self.similarity.unit else patch_BDHW
+
+    def vectors(self, prototype_PDhw: Tensor | None = None) -> Tensor:
+        """Prototypes as the vectors they are compared as: P, D*h*w."""
+        vector_PD = (self.prototype_PDhw if prototype_PDhw is None else prototype_PDhw).flatten(1)
+        return unit_length(vector_PD) if self.similarity.unit else vector_PD
+
+    def forward(self, z_BDHW: Tensor) -> Tensor:
+        return squared_distances(self.patches(z_BDHW), self.vectors())

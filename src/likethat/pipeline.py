@@ -1,0 +1,204 @@
+"""From a folder of images to a finished run folder: what `likethat train` and `likethat.train` do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from likethat import run_dir
+from likethat.checkpoint import save_tensors
+from likethat.classifier import Classifier, load
+from likethat.config import Config, resolve
+from likethat.data.cache import LoadedDataSet, load_dataset
+from likethat.data.dataset import DataSet, open_dataset
+from likethat.data.loaders import Images, hold
+from likethat.errors import UserError
+from likethat.explain.explanation import Explanation, explain_batch
+from likethat.explain.gallery import save_prototypes
+from likethat.metrics.accuracy import Evaluation, evaluate_logits
+from likethat.models.protopnet import ProtoPNet, create_protopnet
+from likethat.progress import Display
+from likethat.report.html import write_report
+from likethat.run_dir import DataRecord, RunRecord
+from likethat.runtime import exact_arithmetic, physical_memory, resolve_device, seed_for, stop_on_signals
+from likethat.tensorboard import tensorboard_observer
+from likethat.training.engine import score_images
+from likethat.training.fit import Progress, fit, write_metrics
+
+MEMORY_SHARE = 0.4  # of the machine's memory that decoded pictures may take; beyond it they stay on disk
+EXPLAINED = 4  # test images in the report
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What training starts from."""
+
+    config: Config
+    dataset: DataSet
+    images: dict[str, Images]
+    sha256: Mapping[str, str]
+
+
+def train(
+    data: str | Path,
+    out: str | Path,
+    *,
+    preset: str = "default",
+    config_file: Path | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    tensorboard: bool = False,
+    display: Display | None = None,
+    **options: Any,
+) -> Classifier:
+    """Trains on an image folder, CUB_200_2011 or Stanford Cars, and leaves a finished run folder at `out`.
+
+    `options` are the names that `likethat train --help` lists, such as backbone="resnet34".
+    """
+    out, display = Path(out), display or Display(quiet=True)
+    torch_device = resolve_device(device)
+    exact_arithmetic()
+    saved = run_dir.read_record(out) if resume and (out / run_dir.CONFIG).is_file() else None
+    config = resolve(preset, config_file, **options)
+    if saved is not None:
+        config = _same_config(saved.config, preset, config_file, options)
+    run_dir.prepare_out(out, overwrite=overwrite, resume=resume)
+    if saved is not None and (out / run_dir.REPORT).is_file():
+        display.line(f"{out} is finished already.")
+        return load(out, device)
+    with stop_on_signals() as stop:
+        prepared = prepare(Path(data), out, config, torch_device, display)
+        record = _record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
+        if saved is not None and saved.data.fingerprint != record.data.fingerprint:
+            raise UserError(
+                f"The images under {data} are not those that {out} was begun with; restore them or start a new run."
+            )
+        record.write(out)
+        torch.manual_seed(seed_for(config.train.seed, "weights"))
+        model = create_protopnet(config.model, list(record.prototypes_of_class)).to(torch_device)
+        _describe(prepared, model, torch_device, display)
+        train_images, val_images = prepared.images["train"], prepared.images["val"]
+        observe = tensorboard_observer(out) if tensorboard else None
+        progress = fit(
+            model, train_images, val_images, prepared.dataset.classes, config, out, display, stop, observe
+        )
+        return finish(out, model, progress, prepared, display)
+
+
+def prepare(data: Path, out: Path, config: Config, device: torch.device, display: Display) -> Prepared:
+    """Reads, checks and decodes every image once; stops with all problems told when there are any."""
+    dataset = open_dataset(
+        data,
+        seed=config.train.seed,
+        full_images=config.data.full_images,
+        val_fraction=config.data.val_fraction,
+        test_fraction=config.data.test_fraction,
+    )
+    height, width = config.model.input_size
+    too_large = len(dataset.all_samples()) * height * width * 3 > MEMORY_SHARE * physical_memory()
+    with display.task("reading images") as advance:
+        loaded = load_dataset(
+            dataset,
+            config.model.input_size,
+            skip_bad=config.data.skip_bad,
+            cache_file=out / run_dir.PIXELS if too_large else None,
+            progress=advance,
+        )
+    _tell_problems(loaded, config.data.skip_bad, display)
+    dataset = loaded.dataset
+    images = {part: hold(pixels, dataset.part(part), device) for part, pixels in loaded.pixels.items()}
+    return Prepared(config, dataset, images, loaded.report.sha256)
+
+
+def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> None:
+    report = loaded.report
+    for problem in report.problems:
+        display.line(f"{'note' if problem.is_warning else 'problem'}: {problem}")
+    if report.errors and not skip_bad:
+        raise UserError(
+            f"{len(report.errors)} problems in {report.dataset.root}, the first: {report.errors[0]}. "
+            "Mend them, or pass --skip-bad to train without those files."
+        )
+    if skip_bad and report.bad_paths():
+        display.line(f"training without {len(report.bad_paths())} bad files")
+
+
+def _same_config(saved: Config, preset: str, config_file: Path | None, options: dict[str, Any]) -> Config:
+    """A resumed run keeps its configuration; what is asked for now must not contradict it."""
+    asked = resolve(preset, config_file, **options)
+    if asked != saved:
+        different = [
+            f"--{name.replace('_', '-')}"
+            for section, values in saved.to_dict().items()
+            if isinstance(values, dict)
+            for name, value in values.items()
+            if asked.to_dict()[section][name] != value
+        ]
+        raise UserError(
+            f"The run was begun with other settings ({', '.join(different) or '--preset'}); "
+            "resume with the same command, or start a new run."
+        )
+    return saved
+
+
+def _record(prepared: Prepared, prototypes_of_class: list[int]) -> RunRecord:
+    dataset = prepared.dataset
+    lines = [f"{s.path} {s.label} {s.box} {prepared.sha256[s.path]}" for s in dataset.all_samples()]
+    skipped = sorted(set(prepared.sha256) - {sample.path for sample in dataset.all_samples()})
+    data = DataRecord(
+        root=str(dataset.root),
+        kind=dataset.kind,
+        classes=dataset.classes,
+        counts={part: len(images) for part, images in prepared.images.items()},
+        skipped=tuple(skipped),
+        fingerprint=hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest(),
+    )
+    return RunRecord(prepared.config, data, tuple(prototypes_of_class))
+
+
+def _describe(prepared: Prepared, model: ProtoPNet, device: torch.device, display: Display) -> None:
+    counts = ", ".join(f"{len(images)} {part}" for part, images in prepared.images.items())
+    height, width = model.backbone.map_size
+    display.line(
+        f"{len(prepared.dataset.classes)} classes, images: {counts}. {model.backbone.name} on {device}, "
+        f"{height}x{width} map, {len(model.prototype_layer.class_P)} prototypes."
+    )
+
+
+def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, display: Display) -> Classifier:
+    """Model, prototypes, test accuracy (looked at here for the first and only time) and report."""
+    assert progress.best_projection is not None
+    save_tensors(out / run_dir.MODEL, model.state_dict())
+    dataset = prepared.dataset
+    save_prototypes(
+        out, model, progress.best_projection, dataset.train, dataset.root, prepared.sha256, dataset.classes
+    )
+    test = prepared.images["test"]
+    with display.task("test images") as advance:
+        logits_NK = model.last_layer(score_images(model, test, advance))
+    evaluation = evaluate_logits(logits_NK, test.label_N, dataset.classes, "test")
+    write_metrics(out, [*progress.metrics, {"stage": "test", **evaluation.to_dict()}])
+    classifier = load(out, str(test.device))
+    write_report(out, classifier, _explain_some(classifier, dataset, logits_NK, evaluation))
+    (out / run_dir.PIXELS).unlink(missing_ok=True)
+    display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
+    return classifier
+
+
+def _explain_some(
+    classifier: Classifier, dataset: DataSet, logits_NK: Tensor, evaluation: Evaluation
+) -> list[Explanation]:
+    """A few test images spread over the classes, and one that the model got wrong where there is one."""
+    labels = torch.tensor([sample.label for sample in dataset.test])
+    wrong = (logits_NK.argmax(1).cpu() != labels).nonzero()[:, 0].tolist()[:1]
+    spread = torch.linspace(0, len(labels) - 1, EXPLAINED - len(wrong)).long().tolist()
+    chosen = [dataset.test[number] for number in dict.fromkeys(spread + wrong)]
+    prepared = [classifier.prepare(dataset.root / sample.path, sample.box) for sample in chosen]
+    return explain_batch(classifier, prepared, paths=[sample.path for sample in chosen])

@@ -1,0 +1,118 @@
+"""Pages a person reads: explained pictures, and the report of a run. They need no network."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from likethat import __version__, run_dir
+from likethat.checkpoint import atomic_path
+from likethat.classifier import Classifier
+from likethat.errors import UserError
+from likethat.explain.explanation import Explanation
+from likethat.report.curves import HEIGHT, WIDTH, charts
+from likethat.report.pictures import Pictures
+
+MOST_ROWS = 10  # of a scoring sheet; the others are summed in one line
+MOST_INLINE = 60  # prototypes whose pictures a report holds itself; of more it names the files in the run folder
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("likethat.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["signed"] = lambda value, form=".2f": format(value, form).replace("-", "−")
+    environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
+    environment.globals.update(most_rows=MOST_ROWS, version=__version__)
+    return environment
+
+
+def _write(path: Path, template: str, **context: Any) -> Path:
+    html = _environment().get_template(template).render(**context)
+    with atomic_path(path) as temporary:
+        # File names that are not valid Unicode have no bytes in a page; they are shown with question marks.
+        temporary.write_bytes(html.encode("utf-8", "replace"))
+    return path
+
+
+def write_explanations(out: Path, explanations: Sequence[Explanation]) -> Path:
+    """One page with every explained picture, all inside the one file."""
+    return _write(out, "explanations.html", explanations=explanations, pictures=Pictures(inline=True))
+
+
+def write_report(run: Path, classifier: Classifier, explanations: Sequence[Explanation]) -> Path:
+    """report.html in the run folder: how good the model is, how it got there, what it looks for."""
+    metrics = read_metrics(run)
+    last = {entry.get("stage"): entry for entry in metrics}
+    by_class = {name: [p for p in classifier.prototypes if p.class_name == name] for name in classifier.classes}
+    weight_KP = classifier.weight_KP
+    counts = run_dir.read_config(run).get("data", {}).get("counts", {})
+    inline = len(classifier.prototypes) <= MOST_INLINE
+    return _write(
+        run / run_dir.REPORT,
+        "report.html",
+        name=run.resolve().name,
+        test=last.get("test"),
+        interval=_wilson_interval(last["test"]) if "test" in last else None,
+        cycles=_cycles(metrics),
+        seconds=sum(entry.get("seconds", 0.0) for entry in metrics),
+        charts=charts(metrics),
+        chart_size=(WIDTH, HEIGHT),
+        classifier=classifier,
+        nonzero=int((weight_KP != 0).sum()),
+        negative=int((weight_KP < 0).sum()),
+        connections=weight_KP.numel(),
+        counts=counts,
+        by_class=by_class,
+        weights=weight_KP.cpu().tolist(),
+        explanations=explanations,
+        pictures=Pictures(inline),
+    )
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    path = run / run_dir.METRICS
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); restore it from a copy or train again.") from error
+
+
+def _cycles(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Validation accuracy before projection, after it and after the last layer, cycle by cycle."""
+    cycles: dict[int, dict[str, Any]] = {}
+    for entry in metrics:
+        if entry.get("stage") in ("project", "last_layer"):
+            cycles.setdefault(entry["cycle"], {})[entry["stage"]] = entry
+    return [
+        {
+            "before": cycle.get("project", {}).get("before", {}).get("accuracy"),
+            "projected": cycle.get("project", {}).get("after", {}).get("accuracy"),
+            "last_layer": cycle.get("last_layer", {}).get("val", {}).get("accuracy"),
+            "moved": cycle.get("project", {}).get("moved", {}).get("mean"),
+        }
+        for _, cycle in sorted(cycles.items())
+    ]
+
+
+def _wilson_interval(test: dict[str, Any]) -> tuple[float, float] | None:
+    """The 95 % interval of an accuracy measured on so many images."""
+    n, p, z = test.get("images", 0), test["accuracy"], 1.959964
+    if not n:
+        return None
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)

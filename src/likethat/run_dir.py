@@ -1,0 +1,91 @@
+"""The layout of a run folder, and the sentences for folders that are not one."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from likethat import __version__
+from likethat.checkpoint import read_json, write_json
+from likethat.config import Config, from_dict
+from likethat.errors import UserError
+
+FORMAT = 1
+
+CONFIG = "config.json"
+MODEL = "model.safetensors"
+PROTOTYPES = "prototypes.json"
+PICTURES = "prototypes"
+METRICS = "metrics.jsonl"
+REPORT = "report.html"
+STATE = "checkpoints/state.safetensors"
+PIXELS = "checkpoints/pixels.npy"
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """Which images a run was trained on."""
+
+    root: str
+    kind: str
+    classes: tuple[str, ...]
+    counts: dict[str, int]
+    skipped: tuple[str, ...]  # bad files left out on request
+    fingerprint: str  # of every file's path and content
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What config.json says."""
+
+    config: Config
+    data: DataRecord
+    prototypes_of_class: tuple[int, ...]
+
+    def write(self, run: Path) -> None:
+        head = {"format": FORMAT, "likethat": __version__, "kind": "protopnet"}
+        document = {**head, "prototypes_of_class": self.prototypes_of_class, "data": asdict(self.data)}
+        write_json(run / CONFIG, {**document, "config": self.config.to_dict()})
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """config.json of a run folder of any kind, if this version can read it."""
+    if not run.is_dir():
+        raise UserError(f"There is no run folder {run}; `likethat train DATA --out {run}` makes one.")
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{run} is not a run folder: it has no {CONFIG}. Name a folder that `likethat train` made.")
+    document = read_json(run / CONFIG)
+    if not isinstance(document, dict) or not isinstance(document.get("format"), int):
+        raise UserError(f"{run / CONFIG} is damaged: it does not say its format; restore it or train again.")
+    if document["format"] > FORMAT:
+        raise UserError(
+            f"{run} was made by a newer likethat ({document.get('likethat')}); update with `pip install -U likethat`."
+        )
+    return document
+
+
+def read_record(run: Path) -> RunRecord:
+    document = read_config(run)
+    try:
+        data = document["data"]
+        data = DataRecord(**{**data, "classes": tuple(data["classes"]), "skipped": tuple(data["skipped"])})
+        return RunRecord(from_dict(document["config"]), data, tuple(document["prototypes_of_class"]))
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{run / CONFIG} is damaged ({error!r}); restore it from a copy or train again.") from error
+
+
+def prepare_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
+    """Refuses to touch a folder that holds something, unless told to; empties it when it is overwritten."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; choose another --out.")
+    if out.is_dir() and any(out.iterdir()) and not resume:
+        if not overwrite:
+            raise UserError(
+                f"{out} is not empty; pass --resume to go on with it, --overwrite to replace it, or another --out."
+            )
+        if not (out / CONFIG).is_file():
+            raise UserError(f"{out} is not a run folder, so it is not overwritten; choose another --out.")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)

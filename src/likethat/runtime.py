@@ -1,0 +1,95 @@
+"""The machine: devices, seeds, precision, and orderly stops."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from likethat.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def resolve_device(name: str = "auto") -> torch.device:
+    """'auto' takes CUDA, then Apple's MPS, then the CPU."""
+    import torch
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            name = "cuda"
+        else:
+            name = "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"There is no device called '{name}'; choose auto, cpu, cuda or mps.") from error
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(device.type, False):
+        raise UserError(f"This machine has no {device.type} device that torch can use; pass --device cpu or auto.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"There is no {device}; this machine has {torch.cuda.device_count()} CUDA devices.")
+    return device
+
+
+def exact_arithmetic() -> None:
+    """fp32 means fp32: no TF32, and the same kernels in every run on the same machine."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
+def seed_for(*position: object) -> int:
+    """A seed for one place in a run. Every random draw follows from its place, so a resumed run repeats none."""
+    digest = hashlib.sha256(repr(position).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class StopFlag:
+    """Set by Ctrl-C or SIGTERM; loops ask `check()` where their state can be saved."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def request(self, *_: object) -> None:
+        if self.requested:  # a second Ctrl-C does not wait
+            raise Interrupted
+        self.requested = True
+
+    def check(self) -> None:
+        if self.requested:
+            raise Interrupted
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopFlag]:
+    """SIGINT and SIGTERM set the flag while the block runs; outside the main thread they are left alone."""
+    flag = StopFlag()
+    try:
+        previous = {number: signal.signal(number, flag.request) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread
+        previous = {}
+    try:
+        yield flag
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def physical_memory() -> int:
+    """Bytes of memory this machine has; a modest guess where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 8 * 1024**3

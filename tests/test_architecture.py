@@ -1,0 +1,73 @@
+"""Imports go one way; --help is quick; no module grows beyond a head."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import likethat
+
+ROOT = Path(likethat.__file__).parent
+
+# From the ground up: a module imports from its own layer or from those before it, never from those after it.
+LAYERS = [
+    {"errors", "config", "runtime", "progress", ""},
+    {"data"},
+    {"models", "checkpoint"},
+    {"run_dir"},
+    {"training"},
+    {"classifier"},
+    {"metrics"},
+    {"explain"},
+    {"report"},
+    {"tensorboard", "run_data", "pipeline", "summary", "demo"},
+    {"cli"},
+    {"__main__"},
+]
+
+
+def layer_of(module: str) -> int:
+    first = module.removeprefix("likethat").lstrip(".").split(".")[0]
+    return next(number for number, layer in enumerate(LAYERS) if first in layer)
+
+
+def test_imports_go_one_way() -> None:
+    seen = set()
+    for file in ROOT.rglob("*.py"):
+        relative = file.relative_to(ROOT).with_suffix("")
+        module = ".".join(["likethat", *relative.parts]).removesuffix(".__init__")
+        if module == "likethat":
+            continue  # the public names, imported on first use
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom) and node.module == "likethat":
+                names = [f"likethat.{alias.name}" for alias in node.names if alias.name != "__version__"]
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                if name and name.startswith("likethat"):
+                    seen.add((module, name))
+                    assert layer_of(name) <= layer_of(module), f"{module} imports {name}, which is above it"
+    assert len(seen) > 30, "the walk found too few imports to mean anything"
+
+
+def test_files_fit_in_a_head() -> None:
+    long = {str(file): lines for file in ROOT.rglob("*.py") if (lines := len(file.read_text().splitlines())) > 320}
+    assert not long
+
+
+def test_help_answers_before_torch_is_imported() -> None:
+    code = "import sys; from likethat.cli import build_parser; build_parser(); print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
+    best = min(_seconds([sys.executable, "-m", "likethat", "train", "--help"]) for _ in range(3))
+    assert best < 0.5
+
+
+def _seconds(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, capture_output=True, check=True)
+    return time.perf_counter() - started

@@ -1,0 +1,68 @@
+"""Presets, TOML files and flags: later ones win, and mistakes get a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from likethat.config import PRESETS, from_dict, resolve
+from likethat.errors import UserError
+
+
+def test_flags_beat_the_file_and_the_file_beats_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('backbone = "resnet34"\n[train]\nbatch_size = 16\njoint_epochs = [2, 3]\n[model]\ninput_size = 96\n')
+    config = resolve("paper", file, batch_size="8")
+    assert config.model.backbone == "resnet34"
+    assert config.train.batch_size == 8
+    assert config.train.joint_epochs == (2, 3)
+    assert config.model.input_size == (96, 96)
+    assert config.train.views == 30
+
+
+def test_paper_preset_is_the_published_recipe() -> None:
+    config = resolve("paper", backbone="resnet34")
+    assert config.model.latent_width == 256
+    assert resolve("paper", backbone="vgg19").model.latent_width == 128
+    assert (config.model.similarity, config.model.own_weight, config.model.other_weight) == ("log", 1.0, -0.5)
+    train = config.train
+    assert (train.batch_size, train.views, train.warm_epochs) == (80, 30, 5)
+    assert (train.backbone_lr, train.add_on_lr, train.prototype_lr, train.weight_decay) == (1e-4, 3e-3, 3e-3, 1e-3)
+    assert (train.cluster, train.separation, train.l1) == (0.8, 0.08, 1e-4)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_configuration_survives_json(preset: str) -> None:
+    config = resolve(preset, input_size="128x96", seed=7)
+    assert from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": "many"}, "--batch-size takes a whole number"),
+        ({"batch_size": 2.5}, "--batch-size takes a whole number"),
+        ({"batch_size": 1}, "at least 2"),
+        ({"input_size": "12x34x56"}, "--input-size takes"),
+        ({"similarity": "euclid"}, "--similarity takes log, linear, cosine"),
+        ({"nonsense": 1}, "no option called 'nonsense'"),
+        ({"joint_epochs": "3,x"}, "--joint-epochs takes"),
+        ({"skip_bad": "yes"}, "--skip-bad takes true or false"),
+        ({"ridge": 0}, "--ridge must be greater than 0"),
+    ],
+)
+def test_mistakes_get_a_sentence(options: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        resolve("default", **options)
+
+
+def test_bad_files_and_presets(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("batch_size = = 3")
+    with pytest.raises(UserError, match="not valid TOML"):
+        resolve("default", tmp_path / "bad.toml")
+    with pytest.raises(UserError, match="does not exist"):
+        resolve("default", tmp_path / "none.toml")
+    with pytest.raises(UserError, match="no preset called 'best'"):
+        resolve("best")

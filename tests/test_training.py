@@ -1,0 +1,155 @@
+"""Costs, plan, learning rates, augmentation and projection, each against a slow and obvious version."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import random_images, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from likethat.config import AugmentConfig, resolve
+from likethat.data.augment import augment
+from likethat.data.loaders import training_batches
+from likethat.errors import UserError
+from likethat.training.losses import protopnet_costs
+from likethat.training.phases import Step, lr_factor, make_plan
+from likethat.training.project import project
+
+
+def test_costs_are_the_papers() -> None:
+    config = resolve("paper").train
+    model = tiny_model([2, 1, 3])
+    images = random_images(6, 3)
+    x, labels = images.batch(torch.arange(6))
+    output = model(x)
+    costs = {name: cost.detach() for name, cost in protopnet_costs(output, labels, model.own_KP, config).items()}
+    classes = [0, 0, 1, 2, 2, 2]
+    cluster = separation = 0.0
+    for i, label in enumerate(labels.tolist()):
+        nearest = output.distance_BPHW[i].flatten(1).min(1).values.tolist()
+        cluster += min(d for d, k in zip(nearest, classes, strict=True) if k == label) / 6
+        separation -= min(d for d, k in zip(nearest, classes, strict=True) if k != label) / 6
+    entropy = torch.nn.functional.cross_entropy(output.logits_BK, labels)
+    assert float(costs["cluster"]) == pytest.approx(cluster, rel=1e-5)
+    assert float(costs["separation"]) == pytest.approx(separation, rel=1e-5)
+    assert float(costs["loss"]) == pytest.approx(float(entropy) + 0.8 * cluster + 0.08 * separation, rel=1e-5)
+
+
+def test_paper_plan() -> None:
+    """5 warm epochs; projections after the authors' epochs 10, 20 and 30, each followed by the last layer."""
+    plan = make_plan(resolve("paper").train)
+    epochs = [step for step in plan if step.is_epoch]
+    assert [step.stage for step in epochs[:6]] == ["warm"] * 5 + ["joint"]
+    done, projected_after = -1, []
+    for step, following in zip(plan, [*plan[1:], None], strict=True):
+        done += step.is_epoch
+        if step.stage == "project":
+            projected_after.append(done)
+            assert following is not None
+            assert following.stage == "last_layer"
+    assert projected_after == [10, 20, 30]
+    assert plan[-1].stage == "last_layer"
+
+
+def test_paper_learning_rates_fall_as_the_authors() -> None:
+    config = resolve("paper").train
+    factors = [lr_factor(Step("joint", 0, epoch), 0.5, config) for epoch in range(11)]
+    assert factors == pytest.approx([1] * 4 + [0.1] * 5 + [0.01] * 2)
+    assert lr_factor(Step("warm", 0, 4), 0.0, config) == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 300), st.integers(2, 90), st.integers(1, 3))
+def test_batches_hold_every_image_once_a_view(count: int, batch_size: int, views: int) -> None:
+    batches = training_batches(count, batch_size, views, seed=1)
+    assert torch.cat(batches).bincount(minlength=count).tolist() == [views] * count
+    sizes = [len(batch) for batch in batches]
+    assert max(sizes) <= batch_size
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_augmentation_is_fresh_reproducible_and_leaves_no_black_corner() -> None:
+    white = torch.ones(64, 3, 40, 56)
+    same = torch.rand(1, 3, 40, 56).expand(64, 3, 40, 56)
+    config = AugmentConfig()
+    assert augment(white, config, torch.Generator().manual_seed(3)).min() > 0.999
+    first = augment(same, config, torch.Generator().manual_seed(3))
+    assert torch.equal(first, augment(same, config, torch.Generator().manual_seed(3)))
+    assert len({picture.sum().item() for picture in first}) == 64, "each picture gets its own draw"
+    assert first.min() >= 0
+    assert first.max() <= 1
+
+
+def test_flip_mirrors_the_picture_exactly() -> None:
+    still = AugmentConfig(rotation=0, skew=0, shear=0, distortion=0, flip=1.0)
+    x = torch.rand(3, 3, 20, 30)
+    assert torch.allclose(augment(x, still, torch.Generator().manual_seed(0)), x.flip(3), atol=1e-5)
+    same = AugmentConfig(rotation=0, skew=0, shear=0, distortion=0, flip=0.0)
+    assert torch.allclose(augment(x, same, torch.Generator().manual_seed(0)), x, atol=1e-5)
+
+
+def test_rotation_keeps_shapes_in_pictures_that_are_not_square() -> None:
+    """A disc stays a disc: its extent along x and y is the same number of pixels after a rotation."""
+    y, x = torch.meshgrid(torch.arange(100.0), torch.arange(160.0), indexing="ij")
+    disc = (((x - 79.5) ** 2 + (y - 49.5) ** 2) < 15**2).float().expand(1, 3, 100, 160)
+    config = AugmentConfig(rotation=25, skew=0, shear=0, distortion=0, flip=0)
+    for seed in range(8):
+        turned = augment(disc, config, torch.Generator().manual_seed(seed))[0, 0] > 0.5
+        assert abs(int(turned.any(0).sum()) - 30) <= 2
+        assert abs(int(turned.any(1).sum()) - 30) <= 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "window", "similarity"),
+    [([3, 3, 3], (1, 1), "log"), ([1, 5, 2], (2, 1), "log"), ([4, 1, 1], (1, 1), "cosine")],
+)
+def test_projection_is_the_nearest_free_patch(counts: list[int], window: tuple[int, int], similarity: str) -> None:
+    """Against the definition spelled out: all pairs sorted by distance, settled one after the other."""
+    model = tiny_model(counts, prototype_shape=window, similarity=similarity)
+    images = random_images(31, 3)  # 31: classes of uneven size, mixed order
+    before = model.prototype_layer.vectors().detach().clone()
+    projection = project(model, images, ("a", "b", "c"))
+    with torch.no_grad():
+        patch = model.prototype_layer.patches(model.eval().latent(images.batch(torch.arange(31))[0]))
+    pairs = []
+    for j, k in enumerate(model.prototype_layer.class_P.tolist()):
+        for n in range(31):
+            for row in range(patch.shape[2]):
+                for column in range(patch.shape[3]):
+                    if int(images.label_N[n]) == k:
+                        distance = float((patch[n, :, row, column] - before[j]).square().sum())
+                        pairs.append((distance, j, n, row, column))
+    wanted: dict[int, tuple[int, int, int]] = {}
+    for _, j, *place in sorted(pairs):
+        if j not in wanted and tuple(place) not in wanted.values():
+            wanted[j] = (place[0], place[1], place[2])
+    got = list(zip(projection.image_P.tolist(), projection.row_P.tolist(), projection.column_P.tolist(), strict=True))
+    assert got == [wanted[j] for j in range(sum(counts))]
+    after = model.prototype_layer.vectors().detach()
+    for j, (n, row, column) in enumerate(got):
+        assert torch.allclose(after[j], patch[n, :, row, column], atol=1e-6)
+        assert float(projection.moved_P[j]) == pytest.approx(float((after[j] - before[j]).norm()), abs=1e-5)
+    assert torch.equal(model.prototype_layer.unprojected_PDhw.flatten(1), before) or similarity == "cosine"
+
+
+def test_identical_prototypes_take_different_patches() -> None:
+    model = tiny_model([6, 2])
+    with torch.no_grad():
+        model.prototype_layer.prototype_PDhw[:] = 0.5
+    projection = project(model, random_images(4, 2), ("a", "b"))
+    places = set(zip(projection.image_P.tolist(), projection.row_P.tolist(), projection.column_P.tolist(), strict=True))
+    assert len(places) == 8
+
+
+def test_identical_images_leave_the_earlier_one_the_source() -> None:
+    model = tiny_model([1, 1])
+    images = random_images(6, 2)
+    images.pixel_NHW3[:] = images.pixel_NHW3[0].clone()
+    projection = project(model, images, ("a", "b"))
+    assert projection.image_P.tolist() == [0, 1]
+
+
+def test_too_many_prototypes_for_the_patches_are_refused() -> None:
+    with pytest.raises(UserError, match="Class 'b' has 9 training patches for 10 prototypes"):
+        project(tiny_model([2, 10]), random_images(2, 2), ("a", "b"))
