@@ -13,7 +13,9 @@ from likethat.errors import UserError
 
 def test_flags_beat_the_file_and_the_file_beats_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
-    file.write_text('backbone = "resnet34"\n[train]\nbatch_size = 16\njoint_epochs = [2, 3]\n[model]\ninput_size = 96\n')
+    file.write_text(
+        'backbone = "resnet34"\n[train]\nbatch_size = 16\njoint_epochs = [2, 3]\n[model]\ninput_size = 96\n'
+    )
     config = resolve("paper", file, batch_size="8")
     assert config.model.backbone == "resnet34"
     assert config.train.batch_size == 8

@@ -14,12 +14,13 @@ from safetensors.torch import save_file
 
 from likethat.errors import UserError
 from likethat.models.backbone import create_backbone
-from likethat.models.prototypes import squared_distances
 from likethat.models.protopnet import create_add_on
+from likethat.models.prototypes import squared_distances
 
 
 @pytest.mark.parametrize(
-    ("similarity", "window"), [("log", (1, 1)), ("log", (2, 1)), ("log", (3, 3)), ("linear", (1, 1)), ("cosine", (1, 2))]
+    ("similarity", "window"),
+    [("log", (1, 1)), ("log", (2, 1)), ("log", (3, 3)), ("linear", (1, 1)), ("cosine", (1, 2))],
 )
 def test_forward_is_the_papers_definition(similarity: str, window: tuple[int, int]) -> None:
     """max over patches of the similarity, patch by patch in float64, times the last layer, for uneven classes."""

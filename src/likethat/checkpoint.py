@@ -60,7 +60,8 @@ def read_json(path: Path) -> Any:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], document: Any = None) -> None:
     """Tensors and, in the file's metadata, a JSON document that belongs to them."""
-    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    # The format wants memory of its own for each tensor; two names may share one here.
+    contiguous = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     with atomic_path(path) as temporary:
         try:
             save_file(contiguous, temporary, metadata={"document": json.dumps(document)})

@@ -92,7 +92,7 @@ class Classifier:
         pixels = tuple(torch.from_numpy(pixels).permute(2, 0, 1) for pixels, _ in inputs)
         return Prepared(image, pixels, tuple(view for _, view in inputs))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def outputs(self, batch: Sequence[Prepared]) -> list[Output]:
         """One `Output` a member, each over the whole batch."""
         stacked = [torch.stack(pixels).to(self.device) for pixels in zip(*(p.pixels for p in batch), strict=True)]
@@ -136,7 +136,9 @@ def load(run: str | Path, device: str = "auto") -> Classifier:
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
-        raise UserError(f"{run / run_dir.MODEL} does not fit {run / run_dir.CONFIG}; restore both from one run.") from error
+        raise UserError(
+            f"{run / run_dir.MODEL} does not fit {run / run_dir.CONFIG}; restore both from one run."
+        ) from error
     return Classifier(run, record.data.classes, [model.to(resolve_device(device))], read_prototypes(run))
 
 

@@ -113,9 +113,7 @@ def data_check(args: argparse.Namespace) -> int:
     dataset = open_dataset(args.data)
     with _display(args).task("checking images") as advance:
         report = check_dataset(dataset, progress=advance)
-    problems = [
-        {"path": p.path, "kind": p.kind, "text": p.text, "warning": p.is_warning} for p in report.problems
-    ]
+    problems = [{"path": p.path, "kind": p.kind, "text": p.text, "warning": p.is_warning} for p in report.problems]
     counts = {part: len(dataset.part(part)) for part in PARTS}
 
     def show() -> None:

@@ -30,11 +30,11 @@ class ModelConfig:
     backbone: str = _option("tf_efficientnet_lite0", "any timm model that yields a spatial map")
     weights: str = _option("pretrained", "backbone weights: pretrained, none, or a safetensors or .pth file")
     input_size: tuple[int, int] = _option((224, 224), "height and width pictures are resized to")
-    add_on: str = _option("regular", "layers between backbone and prototypes", ("regular", "bottleneck"))
+    add_on: str = _option("linear", "layers between backbone and prototypes", ("regular", "bottleneck", "linear"))
     latent_width: int = _option(128, "channels D of the latent map")
     prototypes_per_class: int = _option(10, "prototypes of each class")
     prototype_shape: tuple[int, int] = _option((1, 1), "height and width of a prototype in the latent map")
-    similarity: str = _option("log", "function of the distance that scores a patch", ("log", "linear", "cosine"))
+    similarity: str = _option("cosine", "function of the distance that scores a patch", ("log", "linear", "cosine"))
     own_weight: float = _option(1.0, "first connection of a prototype to its own class")
     other_weight: float = _option(-0.5, "first connection of a prototype to another class")
 
@@ -42,10 +42,14 @@ class ModelConfig:
 @dataclass(frozen=True)
 class AugmentConfig:
     rotation: float = _option(15.0, "largest rotation in degrees")
-    skew: float = _option(0.2, "largest shift of a corner, as a share of the side")
+    skew: float = _option(0.1, "largest shift of a corner, as a share of the side")
     shear: float = _option(10.0, "largest shear in degrees")
     distortion: float = _option(0.02, "largest elastic shift, as a share of the side; 0 turns it off")
     flip: float = _option(0.5, "chance of a left-right flip")
+    compose: bool = _option(True, "warp each view in all these ways together instead of in one of them")
+    zoom: float = _option(0.7, "smallest share of the sides that a view shows; 1 shows the whole picture")
+    jitter: float = _option(0.3, "largest relative change of brightness, contrast and saturation")
+    erase: float = _option(0.25, "chance of a gray hole in a view")
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,26 @@ class TrainConfig:
     seed: int = _option(0, "seed of everything random")
     batch_size: int = _option(80, "images in a step")
     views: int = _option(1, "augmented views of every training image in an epoch")
-    warm_epochs: int = _option(5, "epochs with a frozen backbone")
-    joint_epochs: tuple[int, ...] = _option((6,), "epochs of joint training before each projection, one number a cycle")
-    backbone_lr: float = _option(1e-4, "learning rate of the backbone")
-    add_on_lr: float = _option(3e-3, "learning rate of the add-on layers")
-    prototype_lr: float = _option(3e-3, "learning rate of the prototypes")
-    weight_decay: float = _option(1e-3, "weight decay of backbone and add-on layers")
-    lr_step: int = _option(5, "joint epochs after which learning rates fall to a tenth; 0 for a cosine to zero")
-    cluster: float = _option(0.8, "weight of the cluster cost")
-    separation: float = _option(0.08, "weight of the separation cost")
-    l1: float = _option(1e-4, "lambda of the last layer: L1 weight of connections to other classes")
+    classifier_epochs: int = _option(40, "epochs of the plain classifier whose patches become prototypes; 0 for none")
+    warm_epochs: int = _option(0, "epochs with a frozen backbone")
+    joint_epochs: tuple[int, ...] = _option(
+        (20,), "epochs of joint training before each projection, one number a cycle"
+    )
+    tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
+    classifier_lr: float = _option(2e-4, "learning rate of the backbone in the classifier stage")
+    head_lr: float = _option(2e-3, "learning rate of the plain classifier's linear layer")
+    backbone_lr: float = _option(5e-5, "learning rate of the backbone in the joint stage")
+    add_on_lr: float = _option(1e-4, "learning rate of the add-on layers")
+    prototype_lr: float = _option(3e-3, "learning rate of prototypes that are not tied")
+    lr_step: int = _option(0, "joint epochs after which learning rates fall to a tenth; 0 for a cosine to zero")
+    warm_up: float = _option(0.08, "share of a stage in which the cosine's learning rate rises")
+    weight_decay: float = _option(0.05, "weight decay of backbone, add-on layers and linear layer")
+    decoupled_decay: bool = _option(True, "AdamW's weight decay instead of Adam's")
+    label_smoothing: float = _option(0.1, "share of the target spread over all classes")
+    distillation: float = _option(0.5, "share of the cross entropy taken against the plain classifier's probabilities")
+    cluster: float = _option(0.0, "weight of the cluster cost")
+    separation: float = _option(0.0, "weight of the separation cost")
+    l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
     ridge: float = _option(1e-4, "pull of the last layer towards its first weights; makes the optimum exist")
 
 
@@ -85,12 +99,37 @@ def paper(backbone: str) -> Config:
     """The published recipe. One epoch is 30 augmented views of every image; D is the authors' for that backbone."""
     return Config(
         preset="paper",
-        model=ModelConfig(latent_width=256 if backbone == "resnet34" else 128),
-        train=TrainConfig(views=30, joint_epochs=(6, 10, 10)),
+        model=ModelConfig(
+            add_on="regular",
+            latent_width=256 if backbone == "resnet34" else 128,
+            similarity="log",
+            own_weight=1.0,
+            other_weight=-0.5,
+        ),
+        augment=AugmentConfig(skew=0.2, compose=False, zoom=1.0, jitter=0.0, erase=0.0),
+        train=TrainConfig(
+            views=30,
+            classifier_epochs=0,
+            warm_epochs=5,
+            joint_epochs=(6, 10, 10),
+            tie=False,
+            backbone_lr=1e-4,
+            add_on_lr=3e-3,
+            prototype_lr=3e-3,
+            lr_step=5,
+            weight_decay=1e-3,
+            decoupled_decay=False,
+            label_smoothing=0.0,
+            distillation=0.0,
+            cluster=0.8,
+            separation=0.08,
+            l1=1e-4,
+        ),
     )
 
 
 def default(backbone: str) -> Config:
+    """Ours: fine-tune a plain classifier, take its most telling patches as prototypes, refine both together."""
     return Config()
 
 
@@ -188,6 +227,17 @@ def _check(config: Config) -> None:
     rules = [
         (config.train.batch_size >= 2, "--batch-size must be at least 2"),
         (config.train.views >= 1, "--views must be at least 1"),
+        (config.train.classifier_epochs >= 0, "--classifier-epochs must not be negative"),
+        (not config.train.tie or config.train.classifier_epochs > 0, "--tie needs --classifier-epochs above 0"),
+        (0 < config.train.warm_up < 1, "--warm-up must lie between 0 and 1"),
+        (
+            config.train.classifier_epochs == 0 or config.model.add_on == "linear",
+            "--classifier-epochs above 0 needs --add-on linear",
+        ),
+        (
+            config.train.classifier_epochs == 0 or config.model.prototype_shape == (1, 1),
+            "--classifier-epochs above 0 needs --prototype-shape 1x1",
+        ),
         (config.train.warm_epochs >= 0, "--warm-epochs must not be negative"),
         (len(config.train.joint_epochs) > 0, "--joint-epochs needs at least one number"),
         (all(epochs >= 0 for epochs in config.train.joint_epochs), "--joint-epochs must not be negative"),
@@ -200,6 +250,9 @@ def _check(config: Config) -> None:
         (config.train.ridge > 0, "--ridge must be greater than 0, or the last layer has no optimum"),
         (config.train.l1 >= 0, "--l1 must not be negative"),
         (0 <= config.augment.flip <= 1, "--flip must lie between 0 and 1"),
+        (0 < config.augment.zoom <= 1, "--zoom must lie between 0 and 1"),
+        (0 <= config.augment.jitter < 1, "--jitter must lie between 0 and 1"),
+        (0 <= config.augment.erase <= 1, "--erase must lie between 0 and 1"),
     ]
     for holds, sentence in rules:
         if not holds:

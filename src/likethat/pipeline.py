@@ -29,7 +29,8 @@ from likethat.run_dir import DataRecord, RunRecord
 from likethat.runtime import exact_arithmetic, physical_memory, resolve_device, seed_for, stop_on_signals
 from likethat.tensorboard import tensorboard_observer
 from likethat.training.engine import score_images
-from likethat.training.fit import Progress, fit, write_metrics
+from likethat.training.fit import fit
+from likethat.training.state import Progress, write_metrics
 
 MEMORY_SHARE = 0.4  # of the machine's memory that decoded pictures may take; beyond it they stay on disk
 EXPLAINED = 4  # test images in the report
@@ -86,9 +87,7 @@ def train(
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard else None
-        progress = fit(
-            model, train_images, val_images, prepared.dataset.classes, config, out, display, stop, observe
-        )
+        progress = fit(model, train_images, val_images, prepared.dataset.classes, config, out, display, stop, observe)
         return finish(out, model, progress, prepared, display)
 
 
@@ -177,9 +176,7 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     assert progress.best_projection is not None
     save_tensors(out / run_dir.MODEL, model.state_dict())
     dataset = prepared.dataset
-    save_prototypes(
-        out, model, progress.best_projection, dataset.train, dataset.root, prepared.sha256, dataset.classes
-    )
+    save_prototypes(out, model, progress.best_projection, dataset.train, dataset.root, prepared.sha256, dataset.classes)
     test = prepared.images["test"]
     with display.task("test images") as advance:
         logits_NK = model.last_layer(score_images(model, test, advance))

@@ -19,16 +19,13 @@ def resolve_device(name: str = "auto") -> torch.device:
     """'auto' takes CUDA, then Apple's MPS, then the CPU."""
     import torch
 
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        if torch.cuda.is_available():
-            name = "cuda"
-        else:
-            name = "mps" if torch.backends.mps.is_available() else "cpu"
+        name = next(kind for kind, usable in available.items() if usable)
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise UserError(f"There is no device called '{name}'; choose auto, cpu, cuda or mps.") from error
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available.get(device.type, False):
         raise UserError(f"This machine has no {device.type} device that torch can use; pass --device cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

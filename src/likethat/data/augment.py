@@ -11,34 +11,47 @@ from torch import Tensor
 from likethat.config import AugmentConfig
 
 GRID = 4  # control points of the elastic distortion along each side
+ERASED_AREA = (0.02, 0.2)  # share of the picture that a hole covers
 
 
 def augment(x_B3HW: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """Rotates, skews, shears or bends each picture (one of them, as the published recipe) and perhaps flips it.
+    """Warps, recolours and perhaps flips each picture; the same draw on every device, since it is made on the CPU.
 
-    All of it is one sampling grid, so pixels are interpolated once. Corners are filled by reflection, not black.
-    Random numbers come from a CPU generator: the draw is the same on every device.
+    All warps are one sampling grid, so pixels are interpolated once. Corners are filled by reflection, not black.
     """
     batch, _, height, width = x_B3HW.shape
-    kinds = 4 if config.distortion else 3
-    kind_B = torch.randint(kinds, (batch,), generator=generator)
-    rotated_B33 = _rotation(_uniform(batch, config.rotation, generator), height / width)
+    device = x_B3HW.device
+    warp_B33, bend_B2GG = draw_warps(batch, height / width, config, generator)
+    grid_BHW2 = _sampling_grid(warp_B33.to(device), bend_B2GG.to(device), height, width)
+    x_B3HW = F.grid_sample(x_B3HW, grid_BHW2, mode="bilinear", padding_mode="reflection", align_corners=False)
+    if config.jitter:
+        x_B3HW = _recolour(x_B3HW, _uniform((batch, 3), config.jitter, generator).to(device) + 1)
+    if config.erase:
+        x_B3HW = _erase(x_B3HW, config.erase, generator)
+    return x_B3HW
+
+
+def draw_warps(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A homography and an elastic displacement for each picture. Either one kind of warp a picture, as in the
+    published recipe, or all of them together (`compose`)."""
+    rotated_B33 = _rotation(_uniform(batch, config.rotation, generator), aspect)
     skewed_B33 = _skew(batch, config.skew, generator)
     sheared_B33 = _shear(batch, config.shear, generator)
-    warp_B33 = torch.stack([rotated_B33, skewed_B33, sheared_B33, torch.eye(3).expand(batch, 3, 3)])[
-        kind_B, torch.arange(batch)
-    ]
-    flip_B = torch.rand(batch, generator=generator) < config.flip
-    warp_B33 = warp_B33 * torch.where(flip_B, -1.0, 1.0)[:, None, None] ** torch.tensor([1.0, 0.0, 0.0])
-    bend_B2GG = _uniform((batch, 2, GRID, GRID), config.distortion, generator) * 2 * (kind_B == 3)[:, None, None, None]
-    device = x_B3HW.device
-    return F.grid_sample(
-        x_B3HW,
-        _sampling_grid(warp_B33.to(device), bend_B2GG.to(device), height, width),
-        mode="bilinear",
-        padding_mode="reflection",
-        align_corners=False,
-    )
+    bend_B2GG = _uniform((batch, 2, GRID, GRID), 2 * config.distortion, generator)
+    if config.compose:
+        warp_B33 = rotated_B33 @ skewed_B33 @ sheared_B33
+    else:
+        kind_B = torch.randint(4 if config.distortion else 3, (batch,), generator=generator)
+        unchanged_B33 = torch.eye(3).expand(batch, 3, 3)
+        kinds = torch.stack([rotated_B33, skewed_B33, sheared_B33, unchanged_B33])
+        warp_B33 = kinds[kind_B, torch.arange(batch)]
+        bend_B2GG = bend_B2GG * (kind_B == 3)[:, None, None, None]
+    if config.zoom < 1:
+        warp_B33 = _zoom(batch, config.zoom, generator) @ warp_B33
+    sign_B = torch.where(torch.rand(batch, generator=generator) < config.flip, -1.0, 1.0)
+    mirror_B33 = torch.eye(3).repeat(batch, 1, 1)
+    mirror_B33[:, 0, 0] = sign_B
+    return warp_B33 @ mirror_B33, bend_B2GG
 
 
 def _uniform(shape: int | tuple[int, ...], limit: float, generator: torch.Generator) -> Tensor:
@@ -67,6 +80,15 @@ def _shear(batch: int, limit: float, generator: torch.Generator) -> Tensor:
     return matrix_B33
 
 
+def _zoom(batch: int, smallest: float, generator: torch.Generator) -> Tensor:
+    """Shows a part of the picture, `smallest` of its sides or more, somewhere inside it."""
+    scale_B = torch.exp(torch.rand(batch, generator=generator) * math.log(smallest))
+    matrix_B33 = torch.eye(3).repeat(batch, 1, 1)
+    matrix_B33[:, 0, 0] = matrix_B33[:, 1, 1] = scale_B
+    matrix_B33[:, :2, 2] = _uniform((batch, 2), 1.0, generator) * (1 - scale_B)[:, None]
+    return matrix_B33
+
+
 def _skew(batch: int, limit: float, generator: torch.Generator) -> Tensor:
     """The homography that takes the picture's corners to corners moved inwards by up to `limit` of a side."""
     corner_42 = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
@@ -83,12 +105,41 @@ def _skew(batch: int, limit: float, generator: torch.Generator) -> Tensor:
 
 def _sampling_grid(warp_B33: Tensor, bend_B2GG: Tensor, height: int, width: int) -> Tensor:
     """Where in the source each output pixel is read, in [-1, 1], as B, H, W, 2."""
-    device = warp_B33.device
-    x_W = (torch.arange(width, device=device) * 2 + 1) / width - 1
-    y_H = (torch.arange(height, device=device) * 2 + 1) / height - 1
-    point_3HW = torch.stack(
-        [x_W.expand(height, width), y_H[:, None].expand(height, width), torch.ones(height, width, device=device)]
-    )
-    warped_B3HW = torch.einsum("bij,jhw->bihw", warp_B33, point_3HW)
+    y_HW, x_HW = _coordinates(height, width, warp_B33.device)
+    warped_B3HW = torch.einsum("bij,jhw->bihw", warp_B33, torch.stack([x_HW, y_HW, torch.ones_like(x_HW)]))
     bent_B2HW = F.interpolate(bend_B2GG, (height, width), mode="bicubic", align_corners=True)
     return (warped_B3HW[:, :2] / warped_B3HW[:, 2:] + bent_B2HW).permute(0, 2, 3, 1)
+
+
+def _coordinates(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """y and x of every pixel's centre, in [-1, 1]."""
+    y_H = (torch.arange(height, device=device) * 2 + 1) / height - 1
+    x_W = (torch.arange(width, device=device) * 2 + 1) / width - 1
+    return y_H[:, None].expand(height, width), x_W.expand(height, width)
+
+
+def _recolour(x_B3HW: Tensor, factor_B3: Tensor) -> Tensor:
+    """Brightness, contrast and saturation, each times a factor near 1."""
+    brightness, contrast, saturation = factor_B3[:, :, None, None, None].unbind(1)
+    x_B3HW = x_B3HW * brightness
+    mean_B111 = x_B3HW.mean((1, 2, 3), keepdim=True)
+    x_B3HW = mean_B111 + (x_B3HW - mean_B111) * contrast
+    gray_B1HW = x_B3HW.mean(1, keepdim=True)
+    return (gray_B1HW + (x_B3HW - gray_B1HW) * saturation).clamp(0, 1)
+
+
+def _erase(x_B3HW: Tensor, chance: float, generator: torch.Generator) -> Tensor:
+    """A gray hole in some pictures, so that no part alone decides."""
+    batch, _, height, width = x_B3HW.shape
+    low, high = ERASED_AREA
+    area_B = low + (high - low) * torch.rand(batch, generator=generator)
+    stretch_B = torch.exp(_uniform(batch, 0.7, generator))
+    half_B2 = torch.stack([(area_B * stretch_B).sqrt(), (area_B / stretch_B).sqrt()], 1)
+    centre_B2 = _uniform((batch, 2), 1.0, generator)
+    half_B2 = half_B2 * (torch.rand(batch, generator=generator) < chance)[:, None]
+    half_B2, centre_B2 = half_B2.to(x_B3HW.device), centre_B2.to(x_B3HW.device)
+    y_HW, x_HW = _coordinates(height, width, x_B3HW.device)
+    hole_BHW = ((y_HW - centre_B2[:, 0, None, None]).abs() < half_B2[:, 0, None, None]) & (
+        (x_HW - centre_B2[:, 1, None, None]).abs() < half_B2[:, 1, None, None]
+    )
+    return x_B3HW.masked_fill(hole_BHW[:, None], 0.5)

@@ -61,7 +61,7 @@ def _table(*rows: str) -> tuple[Species, ...]:
     return tuple(Species(name.strip(), tuple(colours.split())) for name, colours in (row.split(":") for row in rows))
 
 
-# Neighbours two by two differ in one part; species of different genera in at least three.
+# Neighbours two by two differ in one part; species of different genera in at least five.
 SPECIES = _table(
     #                        crown   beak   throat wing bars belly  tail  legs
     "Crimson-crowned Finch:  crimson horn   cream   white   cream   umber coral",

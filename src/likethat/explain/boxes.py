@@ -14,7 +14,7 @@ from likethat.errors import UserError
 
 PERCENTILE = 95.0  # the paper's
 CHUNK_PIXELS = 16_000_000  # upsampled at a time: 64 MB
-ROUNDING = 1e-6  # of a map's range: pixels closer than this to the threshold are equal to it
+ROUNDING = 4e-6  # of a map's range: pixels closer than this to the threshold are equal to it
 
 
 @lru_cache(maxsize=64)
@@ -63,9 +63,7 @@ def _span(reached_Pn: Tensor) -> tuple[Tensor, Tensor]:
     return first_P, reached_Pn.shape[1] - reached_Pn.flip(1).int().argmax(1)
 
 
-def cell_box(
-    row: int, column: int, map_hw: tuple[int, int], window: tuple[int, int], size_hw: tuple[int, int]
-) -> Box:
+def cell_box(row: int, column: int, map_hw: tuple[int, int], window: tuple[int, int], size_hw: tuple[int, int]) -> Box:
     """The rectangle of the picture that a prototype's window covers at this place of the latent map."""
     step_y, step_x = size_hw[0] / map_hw[0], size_hw[1] / map_hw[1]
     return column * step_x, row * step_y, (column + window[1]) * step_x, (row + window[0]) * step_y

@@ -19,6 +19,7 @@ from likethat.classifier import Classifier, Prepared, Prototype, Source
 from likethat.data.decode import Box, View
 from likethat.errors import UserError
 from likethat.explain.boxes import PERCENTILE, activation_boxes
+from likethat.explain.page import write_explanations
 from likethat.explain.render import seen_part
 from likethat.explain.sheet import draw_sheet
 from likethat.models.protopnet import Output
@@ -146,9 +147,6 @@ class Explanation:
             with atomic_path(path) as temporary:
                 self.figure().save(temporary, "PNG")
         elif path.suffix.lower() in (".html", ".htm"):
-            # Pages are made of explanations, so that module builds on this one.
-            from likethat.report.html import write_explanations
-
             write_explanations(path, [self])
         else:
             raise UserError(f"An explanation is saved as .html, .png or .json; {path} ends with none of them.")

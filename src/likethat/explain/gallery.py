@@ -27,7 +27,7 @@ CROP_SIDE, SOURCE_SIDE = 160, 256  # pixels of the small pictures, at most
 BATCH = 32
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def save_prototypes(
     run: Path,
     model: ProtoPNet,

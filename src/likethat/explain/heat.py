@@ -10,7 +10,7 @@ from torch import Tensor
 
 from likethat.explain.boxes import upsample
 
-LEAST_OPAQUE, MOST_OPAQUE = 0.10, 0.75  # how much of the picture the coldest and the hottest colour hide
+LEAST_OPAQUE, MOST_OPAQUE = 0.30, 0.80  # how much of the picture the coldest and the hottest colour hide
 
 
 @cache
@@ -52,7 +52,7 @@ def heat_layer(map_HW: Tensor, size_wh: tuple[int, int], colours: str = "ember")
     heat_HW = np.clip((heat_HW - low) / max(high - low, 1e-12), 0, 1)
     alpha_HW1 = 255 * (LEAST_OPAQUE + (MOST_OPAQUE - LEAST_OPAQUE) * heat_HW)[..., None]
     rgb_HW3 = colour_table(colours)[np.round(255 * heat_HW).astype(int)]
-    return Image.fromarray(np.concatenate([rgb_HW3, np.round(alpha_HW1).astype(np.uint8)], 2), "RGBA")
+    return Image.fromarray(np.concatenate([rgb_HW3, np.round(alpha_HW1).astype(np.uint8)], 2))
 
 
 def overlay(picture: Image.Image, map_HW: Tensor, colours: str = "ember") -> Image.Image:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 from PIL import Image, ImageDraw
 
 from likethat.data.decode import Box, View
+from likethat.errors import UserError
 
 LIGHT, DARK = (255, 214, 10), (20, 20, 20)
+
+
+def read_picture(run: Path, name: str) -> Image.Image:
+    """A prototype's picture in the run folder; Pillow decodes it when its pixels are first used."""
+    try:
+        return Image.open(io.BytesIO((run / name).read_bytes()))
+    except OSError as error:
+        raise UserError(f"{run / name}, a prototype's picture, cannot be read; restore the run folder.") from error
 
 
 def seen_part(image: Image.Image, view: View) -> Image.Image:

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
-from likethat.errors import UserError
 from likethat.explain.heat import overlay
-from likethat.explain.render import draw_box, fit, scaled
+from likethat.explain.render import draw_box, fit, read_picture, scaled
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from likethat.explain.explanation import Explanation, Match, Row, Sheet
 
 SCALE = 2  # pixels per unit, for screens and paper with fine dots
@@ -71,14 +68,6 @@ def one_line(text: str, width: float, size: int) -> str:
     return text
 
 
-def read_picture(run: Path, name: str) -> Image.Image:
-    try:
-        with Image.open(run / name) as image:
-            return image.convert("RGB")
-    except OSError as error:
-        raise UserError(f"{run / name}, a prototype's picture, cannot be read; restore the run folder.") from error
-
-
 def draw_sheet(explanation: Explanation) -> Image.Image:
     heights = [_height(sheet) for sheet in explanation.classes]
     head = 210
@@ -122,7 +111,7 @@ def _draw_class(canvas: Canvas, explanation: Explanation, sheet: Sheet) -> None:
     canvas.text(MARGIN, canvas.y + 18, title, 18, bold=True)
     canvas.text(WIDTH - MARGIN, canvas.y + 22, f"probability {sheet.probability:.1%}", 13, SOFT, anchor="ra")
     for number, name in enumerate(COLUMNS):
-        canvas.text(MARGIN + number * (PICTURE + GAP), canvas.y + 58, name, 11, SOFT)
+        canvas.text(MARGIN + number * (PICTURE + GAP) + PICTURE / 2, canvas.y + 58, name, 11, SOFT, anchor="ma")
     for x, name in _number_columns("Similarity", "x", "Connection", "=", "Points"):
         canvas.text(x, canvas.y + 58, name, 11, SOFT, anchor="ra")
     canvas.y += 80

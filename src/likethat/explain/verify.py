@@ -61,7 +61,7 @@ def verify(classifier: Classifier, root: Path, advance: Advance | None = None) -
     return Verification(len(classifier.prototypes), images, worst, tuple(failures))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _verify_images(
     model: ProtoPNet, groups: list[list[tuple[int, Prototype]]], root: Path
 ) -> tuple[float, list[Failure]]:

@@ -71,7 +71,7 @@ def _create(name: str, input_size: tuple[int, int], drop_path: float) -> nn.Modu
     if not timm.is_model(name):
         raise UserError(
             f"There is no timm model called '{name}'; names are listed by `python -c \"import timm; "
-            "print(timm.list_models())\"`."
+            'print(timm.list_models())"`.'
         )
     options: dict[str, object] = {"num_classes": 0, "pretrained": False}
     if drop_path:
@@ -90,9 +90,7 @@ def _create(name: str, input_size: tuple[int, int], drop_path: float) -> nn.Modu
     return net
 
 
-def create_backbone(
-    name: str, weights: str, input_size: tuple[int, int], *, drop_path: float = 0.0
-) -> Backbone:
+def create_backbone(name: str, weights: str, input_size: tuple[int, int], *, drop_path: float = 0.0) -> Backbone:
     """`weights`: 'pretrained' (ImageNet), 'none' (random), or a safetensors or weights-only .pth file."""
     backbone = Backbone(name, input_size, drop_path=drop_path)
     if weights == "none":

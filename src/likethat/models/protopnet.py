@@ -84,7 +84,8 @@ class ProtoPNet(nn.Module):
 
 
 def create_add_on(kind: str, channels: int, width: int) -> nn.Sequential:
-    """Two 1x1 convolutions with ReLU and a final sigmoid ('regular'), or a chain that halves the width."""
+    """Two 1x1 convolutions with ReLU and a final sigmoid ('regular'), a chain that halves the width ('bottleneck'),
+    or a single convolution ('linear'), which keeps what a classifier's patches are made of."""
     layers: list[nn.Module] = []
     if kind == "regular":
         layers = [nn.Conv2d(channels, width, 1), nn.ReLU(), nn.Conv2d(width, width, 1), nn.Sigmoid()]
@@ -96,7 +97,7 @@ def create_add_on(kind: str, channels: int, width: int) -> nn.Sequential:
             layers.append(nn.ReLU() if following > width else nn.Sigmoid())
             current = following
     else:
-        raise UserError(f"There is no add-on called '{kind}'; choose regular or bottleneck.")
+        layers = [nn.Conv2d(channels, width, 1)]
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

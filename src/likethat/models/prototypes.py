@@ -26,22 +26,22 @@ def linear_similarity(distance: Tensor) -> Tensor:
 
 
 def cosine_similarity(distance: Tensor) -> Tensor:
-    """On unit vectors the squared L2 distance is 2 - 2 cos."""
+    """On vectors of length 1 the squared L2 distance is 2 - 2 cos."""
     return 1 - distance / 2
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """A decreasing function of the squared distance; `unit` says that patches and prototypes have length 1."""
+    """A decreasing function of the distance; `angular` compares directions, by the product of short vectors."""
 
     of_distance: Callable[[Tensor], Tensor]
-    unit: bool = False
+    angular: bool = False
 
 
 SIMILARITIES = {
     "log": Similarity(log_similarity),
     "linear": Similarity(linear_similarity),
-    "cosine": Similarity(cosine_similarity, unit=True),
+    "cosine": Similarity(cosine_similarity, angular=True),
 }
 
 
@@ -53,8 +53,9 @@ def patches(z_BDHW: Tensor, window: tuple[int, int]) -> Tensor:
     return F.unfold(z_BDHW, window).unflatten(2, (height, width))
 
 
-def unit_length(patch_BDHW: Tensor) -> Tensor:
-    return F.normalize(patch_BDHW, dim=1)
+def shorten(vector_BD: Tensor, floor: Tensor) -> Tensor:
+    """Vectors along dimension 1 to length 1; those much shorter than `floor` stay short and resemble nothing."""
+    return vector_BD * (vector_BD.square().sum(1, keepdim=True) + floor.square() + 1e-12).rsqrt()
 
 
 def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor) -> Tensor:
@@ -74,10 +75,17 @@ def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor) -> Tensor:
         return F.relu(patch_norm_B1HW - 2 * product_BPHW + prototype_norm_P11)
 
 
+def angular_distances(patch_BDHW: Tensor, prototype_PD: Tensor) -> Tensor:
+    """2 - 2 <patch, prototype> for all pairs as B, P, H, W, in fp32: the squared distance of unit vectors."""
+    with torch.autocast(patch_BDHW.device.type, enabled=False):
+        return 2 - 2 * F.conv2d(patch_BDHW.float(), prototype_PD.float()[:, :, None, None])
+
+
 class PrototypeLayer(nn.Module):
     """Prototypes of shape h x w x D, the class each belongs to, and where they stood before projection."""
 
     class_P: Tensor
+    floor: Tensor
     unprojected_PDhw: Tensor
 
     def __init__(
@@ -89,18 +97,20 @@ class PrototypeLayer(nn.Module):
         shape = (len(class_of_prototype), latent_width, *window)
         self.prototype_PDhw = nn.Parameter(torch.rand(shape))
         self.register_buffer("class_P", torch.tensor(class_of_prototype))
+        self.register_buffer("floor", torch.zeros(()))  # of `shorten`; used by the cosine similarity only
         # Zero until the first projection; kept so that the projection's effect can be bounded afterwards.
         self.register_buffer("unprojected_PDhw", torch.zeros(shape))
 
     def patches(self, z_BDHW: Tensor) -> Tensor:
         """The vectors that prototypes are compared with, and that projection copies."""
         patch_BDHW = patches(z_BDHW.float(), self.window)
-        return unit_length(patch_BDHW) if self.similarity.unit else patch_BDHW
+        return shorten(patch_BDHW, self.floor) if self.similarity.angular else patch_BDHW
 
-    def vectors(self, prototype_PDhw: Tensor | None = None) -> Tensor:
-        """Prototypes as the vectors they are compared as: P, D*h*w."""
-        vector_PD = (self.prototype_PDhw if prototype_PDhw is None else prototype_PDhw).flatten(1)
-        return unit_length(vector_PD) if self.similarity.unit else vector_PD
+    def vectors(self) -> Tensor:
+        """Prototypes as the vectors they are compared as: P, D*h*w, none longer than a patch can be."""
+        vector_PD = self.prototype_PDhw.flatten(1)
+        return vector_PD / vector_PD.norm(dim=1, keepdim=True).clamp(min=1) if self.similarity.angular else vector_PD
 
     def forward(self, z_BDHW: Tensor) -> Tensor:
-        return squared_distances(self.patches(z_BDHW), self.vectors())
+        distances = angular_distances if self.similarity.angular else squared_distances
+        return distances(self.patches(z_BDHW), self.vectors())

@@ -52,8 +52,8 @@ def charts(metrics: Sequence[dict[str, Any]]) -> list[Chart]:
 
 
 def _chart(name: str, epochs: Sequence[dict[str, Any]], metrics: Sequence[dict[str, Any]]) -> Chart:
-    values = {part: [(entry.get(part) or {}).get(name) for entry in epochs] for part in ("train", "val")}
-    known = [value for line in values.values() for value in line if _is_number(value)]
+    values = {part: [_number(entry, part, name) for entry in epochs] for part in ("train", "val")}
+    known = [value for line in values.values() for value in line if value is not None]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     ticks = [tick / 100 for tick in range(0, 101, 20)] if name == "accuracy" else nice_ticks(low, high)
     low, high = min(low, ticks[0]), max(high, ticks[-1])
@@ -67,7 +67,7 @@ def _chart(name: str, epochs: Sequence[dict[str, Any]], metrics: Sequence[dict[s
 
     lines = []
     for part, numbers in values.items():
-        points = [(_x(i + 0.5, len(epochs)), number) for i, number in enumerate(numbers) if _is_number(number)]
+        points = [(_x(i + 0.5, len(epochs)), number) for i, number in enumerate(numbers) if number is not None]
         if points:
             drawn = " ".join(f"{x},{y(number)}" for x, number in points)
             lines.append(Line(part, drawn, text(points[-1][1])))
@@ -81,8 +81,10 @@ def _chart(name: str, epochs: Sequence[dict[str, Any]], metrics: Sequence[dict[s
     )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _number(entry: dict[str, Any], part: str, name: str) -> float | None:
+    """None where there is none, or one that cannot be drawn."""
+    value = (entry.get(part) or {}).get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _x(epoch: float, epochs: int) -> float:

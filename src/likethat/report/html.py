@@ -1,54 +1,23 @@
-"""Pages a person reads: explained pictures, and the report of a run. They need no network."""
+"""The report of a run: the page a person sees after training. It needs no network."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from likethat import __version__, run_dir
-from likethat.checkpoint import atomic_path
+from likethat import run_dir
 from likethat.classifier import Classifier
 from likethat.errors import UserError
 from likethat.explain.explanation import Explanation
+from likethat.explain.page import write_explanations as write_explanations
+from likethat.explain.page import write_page
+from likethat.explain.pictures import Pictures
 from likethat.report.curves import HEIGHT, WIDTH, charts
-from likethat.report.pictures import Pictures
 
-MOST_ROWS = 10  # of a scoring sheet; the others are summed in one line
 MOST_INLINE = 60  # prototypes whose pictures a report holds itself; of more it names the files in the run folder
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("likethat.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["signed"] = lambda value, form=".2f": format(value, form).replace("-", "−")
-    environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
-    environment.globals.update(most_rows=MOST_ROWS, version=__version__)
-    return environment
-
-
-def _write(path: Path, template: str, **context: Any) -> Path:
-    html = _environment().get_template(template).render(**context)
-    with atomic_path(path) as temporary:
-        # File names that are not valid Unicode have no bytes in a page; they are shown with question marks.
-        temporary.write_bytes(html.encode("utf-8", "replace"))
-    return path
-
-
-def write_explanations(out: Path, explanations: Sequence[Explanation]) -> Path:
-    """One page with every explained picture, all inside the one file."""
-    return _write(out, "explanations.html", explanations=explanations, pictures=Pictures(inline=True))
 
 
 def write_report(run: Path, classifier: Classifier, explanations: Sequence[Explanation]) -> Path:
@@ -59,9 +28,12 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
     weight_KP = classifier.weight_KP
     counts = run_dir.read_config(run).get("data", {}).get("counts", {})
     inline = len(classifier.prototypes) <= MOST_INLINE
-    return _write(
+    # Two stores: pictures of the examples are defined once in the page, those of the gallery load when scrolled to.
+    gallery, pictures = Pictures(inline), Pictures(inline)
+    return write_page(
         run / run_dir.REPORT,
         "report.html",
+        ["likethat.report"],
         name=run.resolve().name,
         test=last.get("test"),
         interval=_wilson_interval(last["test"]) if "test" in last else None,
@@ -77,7 +49,8 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         by_class=by_class,
         weights=weight_KP.cpu().tolist(),
         explanations=explanations,
-        pictures=Pictures(inline),
+        gallery=gallery,
+        pictures=pictures,
     )
 
 

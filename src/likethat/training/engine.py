@@ -13,8 +13,8 @@ from likethat.data.augment import augment
 from likethat.data.loaders import Images, plain_batches
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
+from likethat.training.losses import Costs
 
-Costs = dict[str, Tensor]
 EVAL_BATCH = 64
 
 
@@ -24,9 +24,8 @@ def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
 
 
 def train_step(
-    model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    costs_of: Callable[[nn.Module, Tensor, Tensor], Costs],
+    costs_of: Callable[[Tensor, Tensor], Costs],
     images: Images,
     index_B: Tensor,
     augment_config: AugmentConfig,
@@ -37,7 +36,7 @@ def train_step(
     x_B3HW, label_B = images.batch(index_B)
     x_B3HW = augment(x_B3HW, augment_config, torch.Generator().manual_seed(seed))
     with mixed_precision(images.device):
-        costs = costs_of(model, x_B3HW, label_B)
+        costs = costs_of(x_B3HW, label_B)
     optimizer.zero_grad(set_to_none=True)
     costs["loss"].backward()
     optimizer.step()
@@ -52,14 +51,14 @@ def batches_of(images: Images, advance: Advance | None = None) -> Iterator[tuple
             advance(int(index_B[-1]) + 1, len(images))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def score_images(model: ProtoPNet, images: Images, advance: Advance | None = None) -> Tensor:
     """The similarity scores of every image, N x P: all that the last layer and its evaluation need."""
     model.eval()
     return torch.cat([model(x_B3HW).score_BP for _, x_B3HW, _ in batches_of(images, advance)])
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def classify_images(model: nn.Module, images: Images, advance: Advance | None = None) -> Tensor:
     """The logits of a plain classifier, N x K."""
     model.eval()

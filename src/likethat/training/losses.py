@@ -1,33 +1,65 @@
-"""The costs of the paper's first training stage."""
+"""The costs that gradient descent minimises."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.config import TrainConfig
 from likethat.models.protopnet import Output
 
+Costs = dict[str, Tensor]
+
 
 def cluster_cost(min_distance_BP: Tensor, own_BP: Tensor) -> Tensor:
-    """Mean distance of an image to the nearest prototype of its own class."""
+    """The paper's Clst: mean distance of an image to the nearest prototype of its own class."""
     return min_distance_BP.masked_fill(~own_BP, float("inf")).amin(1).mean()
 
 
 def separation_cost(min_distance_BP: Tensor, own_BP: Tensor) -> Tensor:
-    """Minus the mean distance of an image to the nearest prototype of another class."""
+    """The paper's Sep: minus the mean distance of an image to the nearest prototype of another class."""
     return -min_distance_BP.masked_fill(own_BP, float("inf")).amin(1).mean()
 
 
-def protopnet_costs(output: Output, label_B: Tensor, own_KP: Tensor, config: TrainConfig) -> dict[str, Tensor]:
-    """Every cost by name; 'loss' is what gradient descent minimises."""
+def distillation_cost(logits_BK: Tensor, teacher_logits_BK: Tensor) -> Tensor:
+    """Kullback-Leibler divergence from the plain classifier's probabilities."""
+    return F.kl_div(logits_BK.log_softmax(1), teacher_logits_BK.log_softmax(1), reduction="batchmean", log_target=True)
+
+
+def leave_source_out(score_BP: Tensor, image_B: Tensor, source_P: Tensor, own_KP: Tensor) -> Tensor:
+    """On the very image it was cut from, a prototype's score says nothing; it gets the mean of its class mates.
+
+    `image_B` and `source_P` are numbers of training images. Where all prototypes of a class come from that image,
+    they keep their scores.
+    """
+    other_BP = source_P[None] != image_B[:, None]
+    member_KP = own_KP.to(score_BP)
+    total_BK = (score_BP * other_BP) @ member_KP.T
+    count_BK = other_BP.to(score_BP) @ member_KP.T
+    class_P = own_KP.int().argmax(0)
+    mates_BP = (total_BK / count_BK.clamp(min=1))[:, class_P]
+    return torch.where(other_BP | (count_BK[:, class_P] == 0), score_BP, mates_BP)
+
+
+def classifier_costs(logits_BK: Tensor, label_B: Tensor, config: TrainConfig) -> Costs:
+    loss = F.cross_entropy(logits_BK, label_B, label_smoothing=config.label_smoothing)
+    return {"cross_entropy": loss, "loss": loss}
+
+
+def protopnet_costs(
+    output: Output, label_B: Tensor, own_KP: Tensor, config: TrainConfig, teacher_logits_BK: Tensor | None = None
+) -> Costs:
+    """Every cost by name; 'loss' is their weighted sum."""
     own_BP = own_KP[label_B]
     costs = {
-        "cross_entropy": F.cross_entropy(output.logits_BK, label_B),
+        "cross_entropy": F.cross_entropy(output.logits_BK, label_B, label_smoothing=config.label_smoothing),
         "cluster": cluster_cost(output.min_distance_BP, own_BP),
         "separation": separation_cost(output.min_distance_BP, own_BP),
     }
-    costs["loss"] = (
-        costs["cross_entropy"] + config.cluster * costs["cluster"] + config.separation * costs["separation"]
-    )
+    entropy = costs["cross_entropy"]
+    if teacher_logits_BK is not None:
+        costs["distillation"] = distillation_cost(output.logits_BK, teacher_logits_BK)
+        entropy = (1 - config.distillation) * entropy + config.distillation * costs["distillation"]
+    costs["loss"] = entropy + config.cluster * costs["cluster"] + config.separation * costs["separation"]
     return costs

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from likethat.models.protopnet import ProtoPNet
 
 @dataclass(frozen=True)
 class Step:
-    """One entry of the plan: an epoch of gradient descent, a projection, or a last-layer optimisation."""
+    """One entry of the plan: an epoch of gradient descent, a choice of prototypes, a projection, or a last layer."""
 
     stage: str
     cycle: int = 0
@@ -22,15 +24,18 @@ class Step:
 
     @property
     def is_epoch(self) -> bool:
-        return self.stage in ("warm", "joint")
+        return self.stage in ("classifier", "warm", "joint")
 
     def __str__(self) -> str:
         return f"{self.stage} epoch {self.epoch + 1}" if self.is_epoch else self.stage.replace("_", " ")
 
 
 def make_plan(config: TrainConfig) -> list[Step]:
-    """warm, then [joint, project, last layer] for each cycle."""
-    plan = [Step("warm", 0, epoch) for epoch in range(config.warm_epochs)]
+    """[classifier, choose,] warm, then [joint, project, last layer] for each cycle."""
+    plan = [Step("classifier", 0, epoch) for epoch in range(config.classifier_epochs)]
+    if config.classifier_epochs:
+        plan.append(Step("choose"))
+    plan += [Step("warm", 0, epoch) for epoch in range(config.warm_epochs)]
     done = 0
     for cycle, epochs in enumerate(config.joint_epochs):
         plan += [Step("joint", cycle, done + epoch) for epoch in range(epochs)]
@@ -39,27 +44,34 @@ def make_plan(config: TrainConfig) -> list[Step]:
     return plan
 
 
-def trainable_groups(model: ProtoPNet, stage: str, config: TrainConfig) -> list[dict[str, object]]:
-    """Parameter groups of a stage with their full learning rates; the last layer is fixed in all of them."""
-    groups: list[dict[str, object]] = [
-        {"params": list(model.add_on.parameters()), "lr": config.add_on_lr, "weight_decay": config.weight_decay},
-        {"params": [model.prototype_layer.prototype_PDhw], "lr": config.prototype_lr, "weight_decay": 0.0},
-    ]
-    if stage == "joint":
-        backbone = list(model.backbone.parameters())
-        groups.insert(0, {"params": backbone, "lr": config.backbone_lr, "weight_decay": config.weight_decay})
-    return groups
-
-
-def start_stage(model: ProtoPNet, stage: str, config: TrainConfig) -> torch.optim.Optimizer:
-    """Freezes what the stage leaves alone and gives the optimiser of the rest."""
+def start_stage(model: ProtoPNet, head: nn.Module | None, stage: str, config: TrainConfig) -> torch.optim.Optimizer:
+    """Freezes what the stage leaves alone and gives the optimiser of the rest; the last layer is fixed in all."""
     model.requires_grad_(False)
-    groups = trainable_groups(model, stage, config)
+    groups: list[dict[str, Any]] = []
+    decay = config.weight_decay
+    if stage == "classifier":
+        assert head is not None
+        groups += _groups(model.backbone.parameters(), config.classifier_lr, decay)
+        groups += _groups(head.parameters(), config.head_lr, decay)
+    else:
+        if stage == "joint":
+            groups += _groups(model.backbone.parameters(), config.backbone_lr, decay)
+        groups += _groups(model.add_on.parameters(), config.add_on_lr, decay)
+        if not config.tie:
+            groups += _groups([model.prototype_layer.prototype_PDhw], config.prototype_lr, 0.0)
     for group in groups:
-        for parameter in group["params"]:  # type: ignore[attr-defined]
+        for parameter in group["params"]:
             parameter.requires_grad_(True)
-        group["full_lr"] = group["lr"]
-    return torch.optim.Adam(groups)
+    return torch.optim.AdamW(groups) if config.decoupled_decay else torch.optim.Adam(groups)
+
+
+def _groups(parameters: Iterable[nn.Parameter], lr: float, decay: float) -> list[dict[str, Any]]:
+    """Biases and the gains of norms are not decayed: they have no scale to keep in check."""
+    parameters = list(parameters)
+    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [{**group, "lr": lr, "full_lr": lr} for group in groups if group["params"]]
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, step: Step, progress: float, config: TrainConfig) -> None:
@@ -70,15 +82,24 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, step: Step, progress: f
 
 
 def lr_factor(step: Step, progress: float, config: TrainConfig) -> float:
-    """Joint training: to a tenth every `lr_step` epochs, counted as the authors' code counts (it steps before the
-    first epoch), or a cosine to zero over all joint epochs."""
-    if step.stage != "joint":
-        return 1.0
+    """To a tenth every `lr_step` joint epochs, counted as the authors' code counts (it steps before the first epoch);
+    or, with no `lr_step`, up in a straight line and then a cosine to zero over all epochs of the stage."""
     if config.lr_step:
-        return float(0.1 ** ((step.epoch + 1) // config.lr_step))
-    return 0.5 + 0.5 * math.cos(math.pi * (step.epoch + progress) / max(1, sum(config.joint_epochs)))
+        return float(0.1 ** ((step.epoch + 1) // config.lr_step)) if step.stage == "joint" else 1.0
+    epochs = {"classifier": config.classifier_epochs, "warm": config.warm_epochs, "joint": sum(config.joint_epochs)}
+    done = (step.epoch + progress) / epochs[step.stage]
+    if done < config.warm_up:
+        return (done + 1e-4) / config.warm_up
+    return 0.5 + 0.5 * math.cos(math.pi * (done - config.warm_up) / (1 - config.warm_up))
 
 
-def set_mode(model: nn.Module, stage: str) -> None:
-    """From a projection until joint training resumes nothing before the last layer moves, BatchNorm included."""
-    model.train(stage in ("warm", "joint"))
+def set_mode(model: ProtoPNet, stage: str, config: TrainConfig) -> None:
+    """From a projection until joint training resumes nothing before the last layer moves, BatchNorm included.
+
+    Tied prototypes must be what the network makes of them in evaluation, so there BatchNorm stays as it is.
+    """
+    model.train(stage in ("classifier", "warm", "joint"))
+    if config.tie and stage != "classifier":
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from likethat.data.loaders import Images
 from likethat.errors import UserError
-from likethat.models.prototypes import squared_distances
 from likethat.models.protopnet import ProtoPNet
+from likethat.models.prototypes import squared_distances
 from likethat.progress import Advance
 from likethat.training.engine import EVAL_BATCH
 
@@ -65,7 +65,7 @@ class Candidates:
         self.distance_Kmc[label] = both.gather(1, order_mc)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance: Advance | None = None) -> Projection:
     """One pass over the unaugmented training images, in evaluation mode and fp32.
 

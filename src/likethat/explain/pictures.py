@@ -6,15 +6,16 @@ import base64
 import io
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from PIL import Image
 from torch import Tensor
 
 from likethat.data.decode import Box
-from likethat.errors import UserError
-from likethat.explain.explanation import Explanation, Match
 from likethat.explain.heat import heat_layer
-from likethat.explain.render import jpeg, scaled, shrink
+from likethat.explain.render import jpeg, read_picture, scaled, shrink
+
+if TYPE_CHECKING:
+    from likethat.explain.explanation import Explanation, Match
 
 QUERY_SIDE = 320  # pixels of the explained picture
 HEAT_SIDE = 56  # of a heat map, which is smooth and so small; the browser enlarges it
@@ -52,13 +53,9 @@ class Pictures:
     def of_file(self, run: Path, name: str) -> Picture:
         key = (run, name)
         if key not in self.by_key:
-            try:
-                data = (run / name).read_bytes() if self.inline else b""
-                with Image.open(run / name) as image:
-                    size = image.size
-            except OSError as error:
-                raise UserError(f"{run / name}, a prototype's picture, cannot be read; restore the run folder.") from error
-            self.by_key[key] = Picture(self._id(), data_uri(data, "jpeg") if self.inline else name, *size)
+            size = read_picture(run, name).size
+            href = data_uri((run / name).read_bytes(), "jpeg") if self.inline else name
+            self.by_key[key] = Picture(self._id(), href, *size)
         return self.by_key[key]
 
     def of_explanation(self, explanation: Explanation) -> Picture:

@@ -1,0 +1,156 @@
+"""Prototypes read off a fine-tuned plain classifier: its most telling patches, before any prototype is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from likethat.data.loaders import Images
+from likethat.errors import UserError
+from likethat.models.baseline import PlainClassifier
+from likethat.models.protopnet import ProtoPNet, reset_last_layer
+from likethat.progress import Advance
+from likethat.training.engine import batches_of, score_images
+from likethat.training.losses import leave_source_out
+from likethat.training.project import Projection
+
+TELLING = 10  # patches of each image that may become prototypes
+ROUNDS = 15  # of k-means
+SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
+
+
+@dataclass(frozen=True)
+class TellingPatches:
+    """The patches of every training image that speak most for its class, and moments of all features."""
+
+    feature_NtC: Tensor
+    place_Nt: Tensor  # in the map, row by row
+    evidence_Nt: Tensor
+    mean_C: Tensor
+    covariance_CC: Tensor
+
+
+@torch.no_grad()
+def start_from_classifier(
+    model: ProtoPNet, plain: PlainClassifier, images: Images, classes: tuple[str, ...], advance: Advance | None = None
+) -> Projection:
+    """Sets add-on, prototypes and last layer from `plain`, whose backbone the model shares.
+
+    Returns where the prototypes come from, as a projection does.
+    """
+    telling = find_telling_patches(plain.eval(), images, advance)
+    set_add_on(model, telling.mean_C, telling.covariance_CC)
+    layer = model.prototype_layer
+    z_NtD = model.add_on(telling.feature_NtC.flatten(0, 1)[:, :, None, None])
+    patch_NtD = layer.patches(z_NtD)[:, :, 0, 0].view(*telling.place_Nt.shape, -1)
+    image_P = torch.zeros_like(layer.class_P)
+    place_P = torch.zeros_like(layer.class_P)
+    vector_PD = torch.zeros_like(layer.vectors())
+    for label, name in enumerate(classes):
+        member_m = (layer.class_P == label).nonzero()[:, 0]
+        number_n = (images.label_N == label).nonzero()[:, 0]
+        candidate_SD = patch_NtD[number_n].flatten(0, 1)
+        if len(candidate_SD) < len(member_m):
+            raise UserError(
+                f"Class '{name}' has {len(candidate_SD)} telling patches for {len(member_m)} prototypes; add images of "
+                "it or lower --prototypes-per-class."
+            )
+        pick_m = spread_choice(candidate_SD, telling.evidence_Nt[number_n].flatten(), len(member_m))
+        image_P[member_m] = number_n[pick_m // patch_NtD.shape[1]]
+        place_P[member_m] = telling.place_Nt[number_n].flatten()[pick_m]
+        vector_PD[member_m] = candidate_SD[pick_m]
+    layer.prototype_PDhw.copy_(vector_PD.view_as(layer.prototype_PDhw))
+    calibrate(model, images, image_P)
+    width = model.patch_grid[1]
+    return Projection(image_P, place_P // width, place_P % width, torch.zeros_like(vector_PD[:, 0]))
+
+
+def find_telling_patches(plain: PlainClassifier, images: Images, advance: Advance | None) -> TellingPatches:
+    """One pass. Evidence is the log-probability of the image's class by the patch alone: the classifier's logit is
+    the mean of its patches' logits, so each patch has its say."""
+    features, places, evidences = [], [], []
+    count, total_C, product_CC = 0, 0.0, 0.0
+    for _, x_B3HW, label_B in batches_of(images, advance):
+        feature_BSC = plain.backbone(x_B3HW).flatten(2).transpose(1, 2)
+        logits_BSK = plain.head(feature_BSC)
+        evidence_BS = logits_BSK.log_softmax(2).gather(2, label_B[:, None, None].expand(-1, logits_BSK.shape[1], 1))
+        top = evidence_BS[..., 0].topk(min(TELLING, logits_BSK.shape[1]), dim=1)
+        features.append(feature_BSC.gather(1, top.indices[..., None].expand(-1, -1, feature_BSC.shape[2])))
+        places.append(top.indices)
+        evidences.append(top.values)
+        flat_SC = feature_BSC.flatten(0, 1)
+        count += len(flat_SC)
+        total_C = total_C + flat_SC.sum(0).double()
+        product_CC = product_CC + (flat_SC.T @ flat_SC).double()
+    mean_C = torch.as_tensor(total_C) / count
+    covariance_CC = torch.as_tensor(product_CC) / count - torch.outer(mean_C, mean_C)
+    return TellingPatches(torch.cat(features), torch.cat(places), torch.cat(evidences), mean_C, covariance_CC)
+
+
+def set_add_on(model: ProtoPNet, mean_C: Tensor, covariance_CC: Tensor) -> None:
+    """The linear add-on becomes a half-whitened principal component analysis of real features: directions in which
+    patches vary much do not drown the others."""
+    convolution = model.add_on[0]
+    assert isinstance(convolution, nn.Conv2d)
+    width = convolution.out_channels
+    if width > convolution.in_channels:
+        raise UserError(
+            f"--latent-width {width} exceeds the {convolution.in_channels} channels of {model.backbone.name}; lower it."
+        )
+    value_C, vector_CC = torch.linalg.eigh(covariance_CC.cpu())
+    value_D, vector_CD = value_C[-width:].clamp(min=float(value_C[-1]) * 1e-4), vector_CC[:, -width:]
+    weight_DC = (vector_CD * value_D**-0.25).T
+    convolution.weight.copy_(weight_DC[:, :, None, None])
+    assert convolution.bias is not None
+    convolution.bias.copy_(-(weight_DC @ mean_C.cpu()))
+
+
+def spread_choice(candidate_SD: Tensor, evidence_S: Tensor, count: int) -> Tensor:
+    """`count` different candidates, one near each centre of a k-means that starts at the strongest evidence and then
+    at whatever lies farthest from the centres so far."""
+    start = [int(evidence_S.argmax())]
+    distance_S = (candidate_SD - candidate_SD[start[0]]).square().sum(1)
+    for _ in range(count - 1):
+        start.append(int(distance_S.argmax()))
+        distance_S = torch.minimum(distance_S, (candidate_SD - candidate_SD[start[-1]]).square().sum(1))
+    centre_mD = candidate_SD[start]
+    for _ in range(ROUNDS):
+        nearest_Sm = F.one_hot(torch.cdist(candidate_SD, centre_mD).argmin(1), count).to(candidate_SD)
+        centre_mD = (nearest_Sm.T @ candidate_SD) / nearest_Sm.sum(0).clamp(min=1)[:, None]
+    distance_mS = torch.cdist(centre_mD, candidate_SD)
+    taken: list[int] = []
+    for number in range(count):
+        taken.append(int(distance_mS[number].argmin()))
+        distance_mS[:, taken[-1]] = float("inf")
+    return torch.tensor(taken, device=candidate_SD.device)
+
+
+def calibrate(model: ProtoPNet, images: Images, source_P: Tensor) -> None:
+    """Own-class connections of equal weight, with the sum that predicts the training images best when no image may
+    look at a prototype cut from it; no other connections."""
+    own_KP = model.own_KP
+    index_N = torch.arange(len(images), device=images.device)
+    score_NP = leave_source_out(score_images(model, images), index_N, source_P, own_KP)
+    mean_KP = own_KP / own_KP.sum(1, keepdim=True)
+    entropy = {scale: float(F.cross_entropy(scale * score_NP @ mean_KP.T, images.label_N)) for scale in SCALES}
+    best = min(entropy, key=entropy.__getitem__)
+    reset_last_layer(model, best / float(own_KP.sum(1).float().mean()), 0.0)
+
+
+@torch.no_grad()
+def embed_sources(model: ProtoPNet, images: Images, source: Projection) -> None:
+    """Prototypes become what the network, as it is now, makes of the patches they were cut from."""
+    training = model.training
+    model.eval()
+    image_U, inverse_P = source.image_P.unique(return_inverse=True)
+    layer = model.prototype_layer
+    vectors = torch.zeros_like(layer.vectors())
+    for start in range(0, len(image_U), 64):
+        patch_BDHW = layer.patches(model.latent(images.batch(image_U[start : start + 64])[0]))
+        here_P = ((inverse_P >= start) & (inverse_P < start + 64)).nonzero()[:, 0]
+        vectors[here_P] = patch_BDHW[inverse_P[here_P] - start, :, source.row_P[here_P], source.column_P[here_P]]
+    layer.prototype_PDhw.copy_(vectors.view_as(layer.prototype_PDhw))
+    model.train(training)

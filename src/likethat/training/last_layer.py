@@ -1,0 +1,325 @@
+"""The convex last layer, solved to optimality from cached similarity scores instead of by passes over the images.
+
+Shapes: N images, P prototypes, K classes. With own[k, j] true where prototype j belongs to class k, it minimises
+
+    mean_i CrossEntropy(w score_i, y_i)  +  lam * sum_{not own} |w_kj|  +  ridge / 2 * sum_kj (w_kj - own_kj)^2
+
+The first two terms are the paper's. They alone have no minimiser when the classes can be separated (the own-class
+weights are free, so they run away) and several when two prototypes sit on the same patch. The third makes the problem
+strongly convex: one minimiser, always reached. It pulls towards the paper's initial +1 for own classes, and to 0 for
+the others.
+
+Method: accelerated proximal gradient with restarts. Scores are positive and share a large mean, so plain steps crawl;
+each step is taken in a metric that models the Hessian as a diagonal plus that mean, coupled across the classes:
+
+    metric = diag(D) + U C U^T,   U = blockdiag_k(mean_k),   C = mean_i (diag(p_i) - p_i p_i^T)
+
+where mean_k averages the scores under the weights p_ik (1 - p_ik), and D is their variance around it.
+The step in that metric comes down to K unknowns (see `_proximal_step`), and soft-thresholding leaves exact zeros.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from likethat.errors import UserError
+
+RIDGE = 1e-5
+_REFRESH = 20  # iterations between two metrics, once the first ones (after 2, 4, 8 and 16) are past
+_MAX_SCALE = 1e12  # a step this much shorter than the metric suggests is lost in rounding
+
+
+@dataclass(frozen=True)
+class LastLayerSolution:
+    """What the solver reached. `kkt_residual` above the tolerance asked for means it stopped early."""
+
+    weight_KP: Tensor
+    objective: float
+    kkt_residual: float
+    iterations: int
+    nonzero_negative: int  # connections to classes other than the prototype's own that are not exactly zero
+
+
+@dataclass(frozen=True)
+class _Problem:
+    score_NP: Tensor
+    label_N: Tensor
+    target_NK: Tensor  # one-hot labels
+    own_KP: Tensor
+    penalty_KP: Tensor  # lam, and 0 for own-class weights
+    ridge: float
+
+
+@dataclass(frozen=True)
+class _Metric:
+    diagonal_KP: Tensor
+    mean_KP: Tensor
+    coupling_KK: Tensor
+
+
+def solve_last_layer(
+    score_NP: Tensor,
+    label_N: Tensor,
+    class_P: Tensor,
+    num_classes: int,
+    *,
+    lam: float = 1e-4,
+    ridge: float = RIDGE,
+    start_KP: Tensor | None = None,
+    tol: float = 1e-5,
+    max_iterations: int = 1000,
+) -> LastLayerSolution:
+    """Minimise the objective above until `kkt_residual` is at most `tol`, on the device of the scores.
+
+    Works in float64 for float64 scores and in float32 otherwise; float32 reaches residuals of about 1e-6.
+    Starts from `start_KP`, or from the own-class indicator.
+    """
+    problem = _problem(score_NP, label_N, class_P, num_classes, lam, ridge)
+    start_KP = problem.own_KP if start_KP is None else start_KP
+    if start_KP.shape != problem.own_KP.shape:
+        raise UserError(f"start weights have shape {tuple(start_KP.shape)}; give {tuple(problem.own_KP.shape)}")
+    with torch.no_grad(), _full_precision(score_NP.device.type):
+        weight_KP, residual, iterations = _solve(problem, start_KP.to(problem.score_NP), tol, max_iterations)
+        return LastLayerSolution(
+            weight_KP=weight_KP,
+            objective=_objective(problem, weight_KP),
+            kkt_residual=residual,
+            iterations=iterations,
+            nonzero_negative=int(((weight_KP != 0) & ~problem.own_KP).sum()),
+        )
+
+
+def solve_path(
+    score_NP: Tensor,
+    label_N: Tensor,
+    class_P: Tensor,
+    num_classes: int,
+    lams: Sequence[float],
+    *,
+    ridge: float = RIDGE,
+    start_KP: Tensor | None = None,
+    tol: float = 1e-5,
+    max_iterations: int = 1000,
+) -> list[LastLayerSolution]:
+    """One solution for each lam in the order given, each starting from the one before it."""
+    path: list[LastLayerSolution] = []
+    for lam in lams:
+        solution = solve_last_layer(
+            score_NP, label_N, class_P, num_classes,
+            lam=lam, ridge=ridge, start_KP=start_KP, tol=tol, max_iterations=max_iterations,
+        )  # fmt: skip
+        start_KP = solution.weight_KP
+        path.append(solution)
+    return path
+
+
+def objective(
+    weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor, *, lam: float = 1e-4, ridge: float = RIDGE
+) -> float:
+    """The value that `solve_last_layer` minimises, at the given weights."""
+    problem = _problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
+    with torch.no_grad(), _full_precision(score_NP.device.type):
+        return _objective(problem, weight_KP.to(problem.score_NP))
+
+
+def kkt_residual(
+    weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor, *, lam: float = 1e-4, ridge: float = RIDGE
+) -> float:
+    """The largest entry, in magnitude, of the smallest subgradient of the objective: 0 at the minimiser only.
+
+    With g the gradient of the smooth terms, an entry is g for own-class weights, g + lam sign(w) for other weights
+    that are not zero, and the excess of |g| over lam (0 if there is none) for those that are.
+    """
+    problem = _problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
+    with torch.no_grad(), _full_precision(score_NP.device.type):
+        weight_KP = weight_KP.to(problem.score_NP)
+        return _residual(problem, weight_KP, problem.score_NP @ weight_KP.T)
+
+
+def _problem(
+    score_NP: Tensor, label_N: Tensor, class_P: Tensor, num_classes: int, lam: float, ridge: float
+) -> _Problem:
+    if score_NP.ndim != 2 or len(score_NP) == 0:
+        raise UserError(f"scores have shape {tuple(score_NP.shape)}; give one row an image and one column a prototype")
+    if label_N.shape != score_NP.shape[:1] or class_P.shape != score_NP.shape[1:]:
+        raise UserError(
+            f"scores of shape {tuple(score_NP.shape)} need as many labels (got {len(label_N)}) and prototype classes "
+            f"(got {len(class_P)}); give one label a row and one class a column"
+        )
+    for name, values in (("labels", label_N), ("prototype classes", class_P)):
+        if len(values) and not (int(values.min()) >= 0 and int(values.max()) < num_classes):
+            raise UserError(f"{name} must lie in 0..{num_classes - 1}; got {int(values.min())}..{int(values.max())}")
+    if not (math.isfinite(lam) and lam >= 0 and math.isfinite(ridge) and ridge > 0):
+        raise UserError(f"the last layer needs lam >= 0 and ridge > 0; got lam {lam} and ridge {ridge}")
+    if not bool(score_NP.isfinite().all()):
+        raise UserError("the similarity scores hold NaN or infinity; check the network that made them")
+    dtype = torch.float64 if score_NP.dtype == torch.float64 else torch.float32
+    device = score_NP.device
+    label_N, class_P = label_N.to(device, torch.int64), class_P.to(device, torch.int64)
+    own_KP = class_P[None] == torch.arange(num_classes, device=device)[:, None]
+    return _Problem(
+        score_NP=score_NP.detach().to(dtype),
+        label_N=label_N,
+        target_NK=F.one_hot(label_N, num_classes).to(dtype),
+        own_KP=own_KP,
+        penalty_KP=(~own_KP).to(dtype) * lam,
+        ridge=ridge,
+    )
+
+
+@contextmanager
+def _full_precision(device_type: str) -> Iterator[None]:
+    """Products in true float32: the rounding of TF32 or of autocast is larger than the tolerance."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device_type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _objective(problem: _Problem, weight_KP: Tensor) -> float:
+    # The sums are taken in float64 on the CPU: some devices have no float64.
+    loss_N = F.cross_entropy(problem.score_NP @ weight_KP.T, problem.label_N, reduction="none").cpu().double()
+    penalty_KP = (problem.penalty_KP * weight_KP.abs()).cpu().double()
+    away_KP = (weight_KP - problem.own_KP.to(weight_KP)).cpu().double()
+    return float(loss_N.mean() + penalty_KP.sum() + 0.5 * problem.ridge * away_KP.square().sum())
+
+
+def _gradient(problem: _Problem, weight_KP: Tensor, prob_NK: Tensor) -> Tensor:
+    """Gradient of the smooth terms."""
+    data_KP = (prob_NK - problem.target_NK).T @ problem.score_NP / len(prob_NK)
+    return data_KP + problem.ridge * (weight_KP - problem.own_KP.to(weight_KP))
+
+
+def _residual(problem: _Problem, weight_KP: Tensor, logits_NK: Tensor) -> float:
+    gradient_KP = _gradient(problem, weight_KP, logits_NK.softmax(1))
+    at_zero_KP = _shrink(gradient_KP, problem.penalty_KP)
+    elsewhere_KP = gradient_KP + problem.penalty_KP * weight_KP.sign()
+    return float(torch.where(weight_KP == 0, at_zero_KP, elsewhere_KP).abs().max())
+
+
+def _shrink(x: Tensor, by: Tensor) -> Tensor:
+    """Soft-thresholding: the proximal operator of by * |x|, exactly zero for |x| <= by."""
+    return x - torch.maximum(torch.minimum(x, by), -by)
+
+
+def _metric(problem: _Problem, prob_NK: Tensor) -> _Metric:
+    count = len(prob_NK)
+    spread_KN = (prob_NK * (1 - prob_NK)).T / count
+    mass_K1 = spread_KN.sum(1, keepdim=True).clamp_min(1e-9)
+    mean_KP = spread_KN @ problem.score_NP / mass_K1
+    square_KP = spread_KN @ problem.score_NP.square()
+    # The floor keeps the metric positive where rounding eats the variance (a prototype with almost constant scores).
+    variance_KP = torch.maximum(square_KP - mass_K1 * mean_KP.square(), 1e-3 * square_KP) + 1e-8
+    return _Metric(variance_KP, mean_KP, prob_NK.mean(0).diag() - prob_NK.T @ prob_NK / count)
+
+
+def _proximal_step(
+    problem: _Problem, metric: _Metric, scale: float, point_KP: Tensor, gradient_KP: Tensor, shift_K: Tensor, tol: float
+) -> tuple[Tensor, Tensor]:
+    """The minimiser of  gradient.d + d.(scale * metric + ridge).d / 2 + penalty |point + d|,  and its shift.
+
+    Given the K numbers shift_k = mean_k.d_k the entries separate and are soft-thresholded; the shift itself solves
+    K monotone, piecewise linear equations: Newton's method, with a line search on the convex function behind them.
+    `shift_K` is a first guess. Stops when the error in the optimality conditions is at most `tol`.
+    """
+    inverse_KP = 1 / (scale * metric.diagonal_KP + problem.ridge)
+    threshold_KP = problem.penalty_KP * inverse_KP
+    centre_KP = point_KP - gradient_KP * inverse_KP
+    pull_KP = metric.mean_KP * inverse_KP
+    coupling_KK = scale * metric.coupling_KK
+    mean_max = float(metric.mean_KP.abs().max())
+    eye_KK = torch.eye(len(point_KP), dtype=torch.float64)
+
+    def respond(shift_K: Tensor) -> tuple[Tensor, Tensor]:
+        weight_KP = _shrink(centre_KP - pull_KP * (coupling_KK @ shift_K)[:, None], threshold_KP)
+        return weight_KP, shift_K - (metric.mean_KP * (weight_KP - point_KP)).sum(1)
+
+    weight_KP, error_K = respond(shift_K)
+    for _ in range(20):
+        force_K = coupling_KK @ error_K
+        if float(force_K.abs().max()) * mean_max <= tol:
+            break
+        slope_K = (metric.mean_KP * pull_KP * (weight_KP != 0)).sum(1)
+        # On the CPU in float64: the system is small, and not every device solves one.
+        jacobian_KK = eye_KK + (slope_K[:, None] * coupling_KK).cpu().double()
+        direction_K = -torch.linalg.solve(jacobian_KK, error_K.cpu().double()).to(error_K)
+        descent, length = float(force_K @ direction_K), 1.0
+        if descent >= 0:  # rounding: as good as it gets
+            break
+        for _ in range(8):
+            weight_KP, error_K = respond(shift_K + length * direction_K)
+            ascent = float((coupling_KK @ error_K) @ direction_K)
+            if ascent <= -0.5 * descent:
+                break
+            length *= descent / (descent - ascent)
+        shift_K = shift_K + length * direction_K
+    return weight_KP, shift_K
+
+
+def _solve(problem: _Problem, weight_KP: Tensor, tol: float, max_iterations: int) -> tuple[Tensor, float, int]:
+    """Weights, their residual and the iterations taken; `_KP` and `_NK` pairs below always belong together."""
+    logits_NK = problem.score_NP @ weight_KP.T
+    residual = _residual(problem, weight_KP, logits_NK)
+    point_KP, point_logits_NK = weight_KP, logits_NK  # where momentum has carried us
+    shift_K = torch.zeros_like(weight_KP[:, 0])
+    step_residual, momentum, scale = residual, 1.0, 1.0
+    refresh_at, refresh_gap = 0, 2
+    epsilon = torch.finfo(weight_KP.dtype).eps
+
+    iteration, stalled = 0, False
+    while residual > tol and iteration < max_iterations and not stalled:
+        if iteration == refresh_at:
+            metric = _metric(problem, logits_NK.softmax(1))
+            scale = min(scale, 30.0)
+            refresh_at, refresh_gap = iteration + refresh_gap, min(2 * refresh_gap, _REFRESH)
+        prob_NK = point_logits_NK.softmax(1)
+        gradient_KP = _gradient(problem, point_KP, prob_NK)
+        while scale < _MAX_SCALE:
+            inner_tol = max(0.1 * tol, 1e-3 * step_residual)
+            new_KP, shift_K = _proximal_step(problem, metric, scale, point_KP, gradient_KP, shift_K, inner_tol)
+            new_logits_NK = problem.score_NP @ new_KP.T
+            step_KP = new_KP - point_KP
+            shift_K = (metric.mean_KP * step_KP).sum(1)
+            force_K = metric.coupling_KK @ shift_K
+            model = 0.5 * float((metric.diagonal_KP * step_KP.square()).sum() + shift_K @ force_K)
+            change, rounding = _curvature(prob_NK, new_logits_NK - point_logits_NK)
+            if change <= scale * model + epsilon * rounding:
+                break
+            scale *= min(max(1.5, change / max(scale * model, 1e-30)), 10.0) if math.isfinite(change) else 10.0
+        stalled = scale >= _MAX_SCALE
+        # M (point - new): a subgradient at `new`, but for the change of the gradient between the two.
+        metric_step_KP = metric.diagonal_KP * step_KP + metric.mean_KP * force_K[:, None]
+        pseudo_KP = -(scale * metric_step_KP + problem.ridge * step_KP)
+        moved_KP = new_KP - weight_KP
+        if float((pseudo_KP * moved_KP).sum()) > 0:  # momentum leads uphill: restart it
+            momentum, point_KP, point_logits_NK = 1.0, new_KP, new_logits_NK
+        else:
+            next_momentum = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+            carry, momentum = (momentum - 1) / next_momentum, next_momentum
+            point_KP = new_KP + carry * moved_KP
+            point_logits_NK = new_logits_NK + carry * (new_logits_NK - logits_NK)
+        weight_KP, logits_NK = new_KP, new_logits_NK
+        scale = max(0.9 * scale, min(scale, 1.2 * change / max(model, 1e-30)))
+        iteration += 1
+        step_residual = float(pseudo_KP.abs().max())
+        if step_residual <= tol or iteration == max_iterations or stalled:
+            residual = _residual(problem, weight_KP, logits_NK)
+    return weight_KP, residual, iteration
+
+
+def _curvature(prob_NK: Tensor, move_NK: Tensor) -> tuple[float, float]:
+    """How far the mean cross entropy rises above its tangent when the logits move, and the size of its terms.
+
+    Exact and free of cancellation, unlike a difference of two losses: log sum_k p_k exp(move_k - mean move).
+    """
+    centred_NK = move_NK - (prob_NK * move_NK).sum(1, keepdim=True)
+    rise = torch.log1p((prob_NK * torch.expm1(centred_NK)).sum(1)).mean()
+    return float(rise), float((prob_NK * centred_NK.abs()).sum(1).mean())

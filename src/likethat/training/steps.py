@@ -1,0 +1,151 @@
+"""What each kind of step in the plan does to a run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from likethat.checkpoint import copy_state
+from likethat.config import Config
+from likethat.data.loaders import Images
+from likethat.errors import UserError
+from likethat.models.protopnet import ProtoPNet
+from likethat.progress import Display
+from likethat.training.choose import embed_sources, start_from_classifier
+from likethat.training.engine import accuracy, classify_images, measure, score_images
+from likethat.training.last_layer import solve_last_layer
+from likethat.training.losses import Costs, classifier_costs, leave_source_out, protopnet_costs
+from likethat.training.phases import Step
+from likethat.training.project import project
+from likethat.training.state import Progress
+
+
+def costs_of_step(
+    progress: Progress, step: Step, config: Config, x_B3HW: Tensor, label_B: Tensor, image_B: Tensor
+) -> Costs:
+    """The costs of one batch, with its accuracy; `image_B` are the numbers of the training images."""
+    settings, model = config.train, progress.model
+    if step.stage == "classifier":
+        assert progress.plain is not None
+        logits_BK = progress.plain(x_B3HW)
+        costs = classifier_costs(logits_BK, label_B, settings)
+    else:
+        output, own_KP = model(x_B3HW), model.own_KP
+        if settings.tie:
+            assert progress.projection is not None
+            score_BP = leave_source_out(output.score_BP, image_B, progress.projection.image_P, own_KP)
+            output = replace(output, logits_BK=model.last_layer(score_BP))
+        teacher_logits_BK = None
+        if settings.distillation and progress.plain is not None:
+            with torch.no_grad():
+                teacher_logits_BK = progress.plain(x_B3HW).float()
+        logits_BK = output.logits_BK
+        costs = protopnet_costs(output, label_B, own_KP, settings, teacher_logits_BK)
+    return {**costs, "accuracy": (logits_BK.argmax(1) == label_B).float().mean()}
+
+
+def begin_epoch(progress: Progress, step: Step, train: Images, config: Config) -> None:
+    """Tied prototypes follow the network: each epoch starts with what it makes of their patches now."""
+    if config.train.tie and step.stage != "classifier":
+        assert progress.projection is not None
+        embed_sources(progress.model, train, progress.projection)
+
+
+def end_epoch(progress: Progress, step: Step, val: Images, seconds: float, display: Display) -> None:
+    means = {name: float(value) for name, value in progress.totals.items()}
+    if not abs(means["loss"]) < float("inf"):
+        raise UserError(
+            f"The loss is not finite in {step}: lower the learning rates by a factor of 10 and train again into "
+            "another --out; if it recurs, look at the data with `likethat data check`."
+        )
+    if step.stage == "classifier":
+        assert progress.plain is not None
+        logits_NK = classify_images(progress.plain, val)
+    else:
+        logits_NK = validation_logits(progress.model, val)
+    measured = measure(logits_NK, val.label_N)
+    progress.metrics.append({**asdict(step), "train": means, "val": measured, "seconds": seconds})
+    costs = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if name != "accuracy")
+    display.line(f"{step}: {costs}; accuracy train {means['accuracy']:.1%}, validation {measured['accuracy']:.1%}")
+
+
+def validation_logits(model: ProtoPNet, val: Images) -> Tensor:
+    return model.last_layer(score_images(model, val)).detach()
+
+
+def choose_prototypes(
+    progress: Progress, step: Step, train: Images, val: Images, classes: tuple[str, ...], display: Display
+) -> None:
+    assert progress.plain is not None
+    started = time.monotonic()
+    with display.task("choosing prototypes") as advance:
+        progress.projection = start_from_classifier(progress.model, progress.plain, train, classes, advance)
+    progress.make_teacher()
+    measured = measure(validation_logits(progress.model, val), val.label_N)
+    progress.metrics.append({**asdict(step), "val": measured, "seconds": time.monotonic() - started})
+    display.line(f"prototypes chosen among the classifier's patches: validation accuracy {measured['accuracy']:.1%}")
+
+
+def project_prototypes(
+    progress: Progress, step: Step, train: Images, val: Images, classes: tuple[str, ...], display: Display
+) -> None:
+    started = time.monotonic()
+    before = measure(validation_logits(progress.model, val), val.label_N)
+    with display.task("projection") as advance:
+        progress.projection = project(progress.model, train, classes, advance)
+    after = measure(validation_logits(progress.model, val), val.label_N)
+    moved_P = progress.projection.moved_P
+    moved = {"mean": float(moved_P.mean()), "max": float(moved_P.max())}
+    record = {**asdict(step), "moved": moved, "before": before, "after": after}
+    progress.metrics.append({**record, "seconds": time.monotonic() - started})
+    display.line(
+        f"projection: prototypes moved by {moved['mean']:.3f} on average, {moved['max']:.3f} at most; "
+        f"validation accuracy {before['accuracy']:.1%} before, {after['accuracy']:.1%} after"
+    )
+
+
+def optimise_last_layer(
+    progress: Progress, step: Step, train: Images, val: Images, config: Config, display: Display
+) -> None:
+    """Convex, on scores computed once. The cycle is kept if it is the best so far on validation."""
+    model = progress.model
+    started = time.monotonic()
+    with display.task("scores of the training images") as advance:
+        score_NP = score_images(model, train, advance)
+    if config.train.tie:
+        assert progress.projection is not None
+        image_N = torch.arange(len(train), device=train.device)
+        score_NP = leave_source_out(score_NP, image_N, progress.projection.image_P, model.own_KP)
+    solution = solve_last_layer(
+        score_NP,
+        train.label_N,
+        model.prototype_layer.class_P,
+        model.num_classes,
+        lam=config.train.l1,
+        ridge=config.train.ridge,
+        start_KP=model.last_layer.weight.detach(),
+    )
+    with torch.no_grad():
+        model.last_layer.weight.copy_(solution.weight_KP)
+    measured = measure(validation_logits(model, val), val.label_N)
+    record: dict[str, Any] = {
+        **asdict(step),
+        "objective": solution.objective,
+        "kkt_residual": solution.kkt_residual,
+        "iterations": solution.iterations,
+        "nonzero_negative": solution.nonzero_negative,
+        "train": {"accuracy": accuracy(score_NP @ solution.weight_KP.T, train.label_N)},
+        "val": measured,
+    }
+    progress.metrics.append({**record, "seconds": time.monotonic() - started})
+    if measured["accuracy"] >= progress.best_accuracy:
+        progress.best_accuracy = measured["accuracy"]
+        progress.best_model, progress.best_projection = copy_state(model), progress.projection
+    display.line(
+        f"last layer: objective {solution.objective:.5f} (optimality residual {solution.kkt_residual:.0e}), "
+        f"{solution.nonzero_negative} connections to other classes, validation accuracy {measured['accuracy']:.1%}"
+    )
