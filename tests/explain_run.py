@@ -90,7 +90,7 @@ def make_run(
             box = grid_picture(root / name, colours[name], orientation, cropped=number % 2 == 1)
             samples.append(Sample(name, label, box))
     settings = {"backbone": "test_resnet", "weights": "none", "input_size": "96x160", "latent_width": 16}
-    config = resolve(**{**settings, "prototypes_per_class": per_class, **options})
+    config = resolve("paper", **{**settings, "prototypes_per_class": per_class, **options})
     model = create_protopnet(config.model, [per_class] * len(classes))
     size_hw = model.backbone.input_size
     pixels = np.stack([to_input(read_image(root / s.path), s.box, size_hw)[0] for s in samples])
@@ -106,6 +106,8 @@ def make_run(
     record = DataRecord(str(root), "folder", classes, counts, (), "none")
     RunRecord(config, record, (per_class,) * len(classes)).write(path)
     save_tensors(path / run_dir.MODEL, model.state_dict())
+    (path / run_dir.PICTURES).mkdir()
+    (path / run_dir.PICTURES / "0099.jpg").write_bytes(b"of an earlier projection")
     prototypes = save_prototypes(path, model, projection, samples, root, sha256, classes)
     return TinyRun(path, root, classes, tuple(samples), colours, model, prototypes)
 

@@ -24,6 +24,7 @@ LAYERS = [
     {"explain"},
     {"report"},
     {"tensorboard", "run_data", "pipeline", "summary", "demo"},
+    {"verbs"},
     {"cli"},
     {"__main__"},
 ]

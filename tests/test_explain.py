@@ -181,7 +181,8 @@ def test_cells_of_prototypes_are_the_cells_they_were_projected_from(run: TinyRun
         orientations.add(stored.getexif()[0x0112])
         x0, y0, x1, y1 = prototype.cell
         colour = tuple(run.colours[prototype.path][prototype.row, prototype.column].tolist())
-        assert stored.crop((round(x0), round(y0), round(x1), round(y1))).getcolors() == [(CELL_HW[0] * CELL_HW[1], colour)]
+        region = stored.crop((round(x0), round(y0), round(x1), round(y1)))
+        assert region.getcolors() == [(CELL_HW[0] * CELL_HW[1], colour)]
     assert len(orientations) > 2
 
 

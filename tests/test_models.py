@@ -39,7 +39,7 @@ def test_forward_is_the_papers_definition(similarity: str, window: tuple[int, in
                     patch = z[b, :, row : row + window[0], column : column + window[1]]
                     if similarity == "cosine":
                         cosine = (patch * prototypes[p]).sum() / (patch.norm() * prototypes[p].norm())
-                        value = float(cosine)
+                        value = max(0.0, float(cosine))
                     else:
                         distance = float(((patch - prototypes[p]) ** 2).sum())
                         value = math.log((distance + 1) / (distance + 1e-4)) if similarity == "log" else -distance

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import random_images, tiny_model
@@ -69,11 +71,13 @@ def test_batches_hold_every_image_once_a_view(count: int, batch_size: int, views
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_augmentation_is_fresh_reproducible_and_leaves_no_black_corner() -> None:
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_augmentation_is_fresh_reproducible_and_leaves_no_black_corner(preset: str) -> None:
     white = torch.ones(64, 3, 40, 56)
     same = torch.rand(1, 3, 40, 56).expand(64, 3, 40, 56)
-    config = AugmentConfig()
-    assert augment(white, config, torch.Generator().manual_seed(3)).min() > 0.999
+    config = resolve(preset).augment
+    warps_only = replace(config, jitter=0.0, erase=0.0)
+    assert augment(white, warps_only, torch.Generator().manual_seed(3)).min() > 0.999
     first = augment(same, config, torch.Generator().manual_seed(3))
     assert torch.equal(first, augment(same, config, torch.Generator().manual_seed(3)))
     assert len({picture.sum().item() for picture in first}) == 64, "each picture gets its own draw"
@@ -81,19 +85,40 @@ def test_augmentation_is_fresh_reproducible_and_leaves_no_black_corner() -> None
     assert first.max() <= 1
 
 
+STILL = AugmentConfig(rotation=0, skew=0, shear=0, distortion=0, flip=0, zoom=1, jitter=0, erase=0)
+
+
 def test_flip_mirrors_the_picture_exactly() -> None:
-    still = AugmentConfig(rotation=0, skew=0, shear=0, distortion=0, flip=1.0)
     x = torch.rand(3, 3, 20, 30)
-    assert torch.allclose(augment(x, still, torch.Generator().manual_seed(0)), x.flip(3), atol=1e-5)
-    same = AugmentConfig(rotation=0, skew=0, shear=0, distortion=0, flip=0.0)
-    assert torch.allclose(augment(x, same, torch.Generator().manual_seed(0)), x, atol=1e-5)
+    flipped = augment(x, replace(STILL, flip=1.0), torch.Generator().manual_seed(0))
+    assert torch.allclose(flipped, x.flip(3), atol=1e-5)
+    assert torch.allclose(augment(x, STILL, torch.Generator().manual_seed(0)), x, atol=1e-5)
+
+
+def test_a_zoomed_view_is_a_part_of_the_picture() -> None:
+    """A ramp along x stays a ramp, over a shorter range that lies inside the old one."""
+    ramp = torch.linspace(0, 1, 60).expand(20, 3, 40, 60)
+    views = augment(ramp, replace(STILL, zoom=0.5), torch.Generator().manual_seed(0))
+    spans = views[:, 0, 20, -1] - views[:, 0, 20, 0]
+    assert (spans > 0.49 * 59 / 60).all()
+    assert (spans < 1).all()
+    assert spans.max() - spans.min() > 0.2
+
+
+def test_an_erased_view_has_one_gray_hole_of_the_stated_size() -> None:
+    white = torch.ones(50, 3, 50, 50)
+    views = augment(white, replace(STILL, erase=1.0), torch.Generator().manual_seed(0))
+    share = (views[:, 0] < 0.9).float().mean((1, 2))
+    assert (views[views < 0.9] == 0.5).all()
+    assert (share > 0).all()
+    assert float(share.max()) < 0.22
 
 
 def test_rotation_keeps_shapes_in_pictures_that_are_not_square() -> None:
     """A disc stays a disc: its extent along x and y is the same number of pixels after a rotation."""
     y, x = torch.meshgrid(torch.arange(100.0), torch.arange(160.0), indexing="ij")
     disc = (((x - 79.5) ** 2 + (y - 49.5) ** 2) < 15**2).float().expand(1, 3, 100, 160)
-    config = AugmentConfig(rotation=25, skew=0, shear=0, distortion=0, flip=0)
+    config = replace(STILL, rotation=25)
     for seed in range(8):
         turned = augment(disc, config, torch.Generator().manual_seed(seed))[0, 0] > 0.5
         assert abs(int(turned.any(0).sum()) - 30) <= 2

@@ -42,7 +42,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     with atomic_path(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, document: Any) -> None:
@@ -51,7 +51,7 @@ def write_json(path: Path, document: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing, so {path.parent} is not a complete run folder.") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -146,9 +146,9 @@ def read_prototypes(run: Path) -> list[Prototype]:
     document = read_json(run / run_dir.PROTOTYPES)
     boxes = ("cell", "box", "crop_to", "source_box")
     try:
-        return [
-            Prototype(**{key: tuple(value) if key in boxes and value else value for key, value in entry.items()})
-            for entry in document["prototypes"]
-        ]
+        entries: list[dict[str, Any]] = document["prototypes"]
+        for entry in entries:
+            entry.update({name: tuple(entry[name]) for name in boxes if entry[name] is not None})
+        return [Prototype(**entry) for entry in entries]
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{run / run_dir.PROTOTYPES} is damaged ({error!r}); restore it or train again.") from error

@@ -167,8 +167,8 @@ def resolve(preset: str = "default", file: Path | None = None, **overrides: Any)
 
 def from_dict(saved: dict[str, Any]) -> Config:
     """A configuration as `Config.to_dict` gave it, perhaps through JSON."""
-    values = {name: saved[section][name] for name, (section, _, _) in options().items() if name in saved[section]}
-    return replace(resolve(saved["preset"], **values), preset=saved["preset"])
+    values = {name: saved[section][name] for name, (section, _, _) in options().items()}
+    return resolve(saved["preset"], **values)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

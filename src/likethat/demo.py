@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from likethat import run_dir
 from likethat.data.synth import make_birds
@@ -16,7 +17,7 @@ from likethat.summary import print_summary, print_verification
 
 SPECIES = 8
 # Small pictures, so that two CPU cores are enough. Everything else is the default preset.
-OPTIONS = {"input_size": (160, 160)}
+OPTIONS: dict[str, Any] = {"input_size": (160, 160)}
 
 
 def run_demo(out: Path, *, device: str, overwrite: bool, display: Display) -> None:

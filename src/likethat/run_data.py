@@ -41,15 +41,11 @@ def open_run_data(classifier: Classifier, data: str | None) -> DataSet:
         test_fraction=config.data.test_fraction,
     )
     skipped = set(record.data.skipped)
-    parts = {
-        part: tuple(sample for sample in dataset.part(part) if sample.path not in skipped)
-        for part in ("train", "val", "test")
-    }
-    return _with_labels_of(classifier, replace(dataset, **parts))
+    return _with_labels_of(classifier, dataset, skipped)
 
 
-def _with_labels_of(classifier: Classifier, dataset: DataSet) -> DataSet:
-    """The same images, labelled by the run's numbering of the classes."""
+def _with_labels_of(classifier: Classifier, dataset: DataSet, skipped: set[str]) -> DataSet:
+    """The same images less the skipped ones, labelled by the run's numbering of the classes."""
     unknown = sorted(set(dataset.classes) - set(classifier.classes))
     if unknown:
         raise UserError(
@@ -59,7 +55,8 @@ def _with_labels_of(classifier: Classifier, dataset: DataSet) -> DataSet:
     number = {name: label for label, name in enumerate(classifier.classes)}
 
     def relabel(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-        return tuple(replace(sample, label=number[dataset.classes[sample.label]]) for sample in samples)
+        kept = (sample for sample in samples if sample.path not in skipped)
+        return tuple(replace(sample, label=number[dataset.classes[sample.label]]) for sample in kept)
 
     return replace(
         dataset,

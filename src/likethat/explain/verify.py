@@ -91,8 +91,8 @@ def _verify_images(
     for number_in_batch, group in enumerate(readable):
         for number, prototype in group:
             patch_D = patch_BDHW[number_in_batch, :, prototype.row, prototype.column]
-            error = float((patch_D - vector_PD[number]).abs().max())
-            worst = max(worst, error)
-            if not error <= TOLERANCE:
-                failures.append(Failure(prototype.id, prototype.path, f"differs by up to {error:.2e}"))
+            off = float((patch_D - vector_PD[number]).abs().max())
+            worst = max(worst, off)
+            if not off <= TOLERANCE:
+                failures.append(Failure(prototype.id, prototype.path, f"differs by up to {off:.2e}"))
     return worst, failures

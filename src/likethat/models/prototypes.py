@@ -26,8 +26,8 @@ def linear_similarity(distance: Tensor) -> Tensor:
 
 
 def cosine_similarity(distance: Tensor) -> Tensor:
-    """On vectors of length 1 the squared L2 distance is 2 - 2 cos."""
-    return 1 - distance / 2
+    """On vectors of length 1 the squared L2 distance is 2 - 2 cos; what points elsewhere has no similarity at all."""
+    return F.relu(1 - distance / 2)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ Shapes: N images, P prototypes, K classes. With own[k, j] true where prototype j
     mean_i CrossEntropy(w score_i, y_i)  +  lam * sum_{not own} |w_kj|  +  ridge / 2 * sum_kj (w_kj - own_kj)^2
 
 The first two terms are the paper's. They alone have no minimiser when the classes can be separated (the own-class
-weights are free, so they run away) and several when two prototypes sit on the same patch. The third makes the problem
-strongly convex: one minimiser, always reached. It pulls towards the paper's initial +1 for own classes, and to 0 for
-the others.
+weights are free, so they run away) and several when two prototypes sit on the same patch. The third, a pull towards
+the paper's initial +1 for own classes and to 0 for the others, makes the minimiser exist and be the only one.
 
 Method: accelerated proximal gradient with restarts. Scores are positive and share a large mean, so plain steps crawl;
 each step is taken in a metric that models the Hessian as a diagonal plus that mean, coupled across the classes:
@@ -83,15 +82,10 @@ def solve_last_layer(
     start_KP = problem.own_KP if start_KP is None else start_KP
     if start_KP.shape != problem.own_KP.shape:
         raise UserError(f"start weights have shape {tuple(start_KP.shape)}; give {tuple(problem.own_KP.shape)}")
-    with torch.no_grad(), _full_precision(score_NP.device.type):
+    with _exact_arithmetic(score_NP.device.type):
         weight_KP, residual, iterations = _solve(problem, start_KP.to(problem.score_NP), tol, max_iterations)
-        return LastLayerSolution(
-            weight_KP=weight_KP,
-            objective=_objective(problem, weight_KP),
-            kkt_residual=residual,
-            iterations=iterations,
-            nonzero_negative=int(((weight_KP != 0) & ~problem.own_KP).sum()),
-        )
+        nonzero_negative = int(((weight_KP != 0) & ~problem.own_KP).sum())
+        return LastLayerSolution(weight_KP, _objective(problem, weight_KP), residual, iterations, nonzero_negative)
 
 
 def solve_path(
@@ -102,19 +96,17 @@ def solve_path(
     lams: Sequence[float],
     *,
     ridge: float = RIDGE,
-    start_KP: Tensor | None = None,
     tol: float = 1e-5,
     max_iterations: int = 1000,
 ) -> list[LastLayerSolution]:
     """One solution for each lam in the order given, each starting from the one before it."""
+    data = (score_NP, label_N, class_P, num_classes)
     path: list[LastLayerSolution] = []
     for lam in lams:
-        solution = solve_last_layer(
-            score_NP, label_N, class_P, num_classes,
-            lam=lam, ridge=ridge, start_KP=start_KP, tol=tol, max_iterations=max_iterations,
-        )  # fmt: skip
-        start_KP = solution.weight_KP
-        path.append(solution)
+        start_KP = path[-1].weight_KP if path else None
+        path.append(
+            solve_last_layer(*data, lam=lam, ridge=ridge, start_KP=start_KP, tol=tol, max_iterations=max_iterations)
+        )
     return path
 
 
@@ -123,7 +115,7 @@ def objective(
 ) -> float:
     """The value that `solve_last_layer` minimises, at the given weights."""
     problem = _problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
-    with torch.no_grad(), _full_precision(score_NP.device.type):
+    with _exact_arithmetic(score_NP.device.type):
         return _objective(problem, weight_KP.to(problem.score_NP))
 
 
@@ -136,7 +128,7 @@ def kkt_residual(
     that are not zero, and the excess of |g| over lam (0 if there is none) for those that are.
     """
     problem = _problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
-    with torch.no_grad(), _full_precision(score_NP.device.type):
+    with _exact_arithmetic(score_NP.device.type):
         weight_KP = weight_KP.to(problem.score_NP)
         return _residual(problem, weight_KP, problem.score_NP @ weight_KP.T)
 
@@ -144,7 +136,7 @@ def kkt_residual(
 def _problem(
     score_NP: Tensor, label_N: Tensor, class_P: Tensor, num_classes: int, lam: float, ridge: float
 ) -> _Problem:
-    if score_NP.ndim != 2 or len(score_NP) == 0:
+    if score_NP.ndim != 2 or score_NP.numel() == 0:
         raise UserError(f"scores have shape {tuple(score_NP.shape)}; give one row an image and one column a prototype")
     if label_N.shape != score_NP.shape[:1] or class_P.shape != score_NP.shape[1:]:
         raise UserError(
@@ -152,7 +144,7 @@ def _problem(
             f"(got {len(class_P)}); give one label a row and one class a column"
         )
     for name, values in (("labels", label_N), ("prototype classes", class_P)):
-        if len(values) and not (int(values.min()) >= 0 and int(values.max()) < num_classes):
+        if not (int(values.min()) >= 0 and int(values.max()) < num_classes):
             raise UserError(f"{name} must lie in 0..{num_classes - 1}; got {int(values.min())}..{int(values.max())}")
     if not (math.isfinite(lam) and lam >= 0 and math.isfinite(ridge) and ridge > 0):
         raise UserError(f"the last layer needs lam >= 0 and ridge > 0; got lam {lam} and ridge {ridge}")
@@ -162,23 +154,17 @@ def _problem(
     device = score_NP.device
     label_N, class_P = label_N.to(device, torch.int64), class_P.to(device, torch.int64)
     own_KP = class_P[None] == torch.arange(num_classes, device=device)[:, None]
-    return _Problem(
-        score_NP=score_NP.detach().to(dtype),
-        label_N=label_N,
-        target_NK=F.one_hot(label_N, num_classes).to(dtype),
-        own_KP=own_KP,
-        penalty_KP=(~own_KP).to(dtype) * lam,
-        ridge=ridge,
-    )
+    target_NK = F.one_hot(label_N, num_classes).to(dtype)
+    return _Problem(score_NP.detach().to(dtype), label_N, target_NK, own_KP, (~own_KP).to(dtype) * lam, ridge)
 
 
 @contextmanager
-def _full_precision(device_type: str) -> Iterator[None]:
-    """Products in true float32: the rounding of TF32 or of autocast is larger than the tolerance."""
+def _exact_arithmetic(device_type: str) -> Iterator[None]:
+    """No autograd, and products in true float32: the rounding of TF32 or autocast is larger than the tolerance."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.autocast(device_type, enabled=False):
+        with torch.no_grad(), torch.autocast(device_type, enabled=False):
             yield
     finally:
         torch.set_float32_matmul_precision(before)

@@ -1,0 +1,49 @@
+"""What the verbs share: exit codes, common arguments, and how they answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from likethat.progress import Display
+
+DONE, CHECK_FAILED, USERS_MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+Verb = Callable[[argparse.Namespace], int]
+
+
+def add_verb(
+    verbs: Any, name: str, function: Verb, *, run: bool = False, data: bool = False, json: bool = False
+) -> argparse.ArgumentParser:
+    """A verb whose help is its function's docstring, with the arguments that many verbs share."""
+    text = (function.__doc__ or "").strip()
+    verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
+    verb.set_defaults(function=function)
+    if run:
+        verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    if data:
+        verb.add_argument("--data", metavar="DATA", help="where the data lies, if not where it was at training")
+    if json:
+        verb.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    verb.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
+    return verb
+
+
+def display_of(args: argparse.Namespace) -> Display:
+    """Progress goes to stderr; with --json it is shown to a person only."""
+    from likethat.progress import Display
+
+    return Display(quiet=getattr(args, "json", False) and not sys.stderr.isatty())
+
+
+def answer(args: argparse.Namespace, document: Any, show: Callable[[], None]) -> None:
+    """With --json, one JSON document on stdout and nothing else there."""
+    if args.json:
+        print(json.dumps(document, indent=1))
+    else:
+        show()

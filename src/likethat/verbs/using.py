@@ -1,0 +1,61 @@
+"""`likethat evaluate`, `verify`, `predict` and `info`: what a finished run can be asked."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from likethat.verbs.common import CHECK_FAILED, DONE, add_verb, answer, display_of
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """Accuracy of a run on its test images, or on other data."""
+    from likethat.classifier import load
+    from likethat.run_data import evaluate_run
+    from likethat.summary import print_evaluation
+
+    evaluation = evaluate_run(load(args.run, args.device), args.data, display_of(args))
+    answer(args, evaluation.to_dict(), lambda: print_evaluation(evaluation))
+    return DONE
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Prove that every prototype is the latent patch of the training image it names."""
+    from likethat.classifier import load
+    from likethat.run_data import verify_run
+    from likethat.summary import print_verification
+
+    verification = verify_run(load(args.run, args.device), args.data, display_of(args))
+    answer(args, verification.to_dict(), lambda: print_verification(verification))
+    return DONE if verification.passed else CHECK_FAILED
+
+
+def predict(args: argparse.Namespace) -> int:
+    """The class of each picture, with its probability."""
+    from likethat.classifier import load
+    from likethat.summary import print_predictions
+
+    classifier = load(args.run, args.device)
+    predictions = [
+        {"path": path, **prediction.to_dict()}
+        for path, prediction in zip(args.images, classifier.predict_all(args.images), strict=True)
+    ]
+    answer(args, {"images": predictions}, lambda: print_predictions(predictions))
+    return DONE
+
+
+def info(args: argparse.Namespace) -> int:
+    """What a run is: data, model, accuracy, prototypes."""
+    from likethat.summary import describe_run, print_description
+
+    description = describe_run(args.run)
+    answer(args, description, lambda: print_description(description))
+    return DONE
+
+
+def add_verbs(verbs: Any) -> None:
+    add_verb(verbs, "evaluate", evaluate, run=True, data=True, json=True)
+    add_verb(verbs, "verify", verify, run=True, data=True, json=True)
+    verb = add_verb(verbs, "predict", predict, run=True, json=True)
+    verb.add_argument("images", nargs="+", metavar="IMAGE")
+    add_verb(verbs, "info", info, run=True, json=True)

@@ -1,0 +1,189 @@
+"""A run that is killed, stopped or starved goes on and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs import DEFAULT, PAPER, likethat, make_tiny_birds
+
+KILLER = """
+import os, signal, sys
+from likethat.training import steps, fit, state
+from likethat import pipeline
+stage, count = sys.argv[1], int(sys.argv[2])
+def deadly(module, name, wanted):
+    function = getattr(module, name)
+    calls = 0
+    def call(*args, **kwargs):
+        nonlocal calls
+        calls += wanted(*args)
+        if calls == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+    setattr(module, name, call)
+in_stage = lambda progress, step, *rest: step.stage == stage
+if stage in ("classifier", "warm", "joint"):
+    deadly(steps, "costs_of_step", in_stage)
+elif stage == "choose":
+    deadly(steps, "start_from_classifier", lambda *a: True)
+elif stage == "project":
+    deadly(steps, "project", lambda *a: True)
+elif stage == "last_layer":
+    deadly(steps, "solve_last_layer", lambda *a: True)
+elif stage == "save":
+    import likethat.checkpoint as c
+    deadly(c.os, "fsync", lambda *a: True)
+else:
+    deadly(pipeline, "write_report", lambda *a: True)
+fit.SAVE_EVERY = float(sys.argv[3])
+from likethat.cli import main
+sys.exit(main(sys.argv[4:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_birds(tmp_path_factory.mktemp("birds") / "data")
+
+
+@pytest.fixture(scope="module")
+def finished(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What uninterrupted runs end as."""
+    folder = tmp_path_factory.mktemp("finished")
+    for name, options in (("default", DEFAULT), ("paper", PAPER)):
+        likethat("train", birds, "--out", folder / name, *options)
+    return {name: contents(folder / name) for name in ("default", "paper")}
+
+
+def contents(run: Path) -> dict[str, str]:
+    """Everything that must be equal to the bit; metrics without the seconds they took."""
+    found = {
+        name: hashlib.sha256((run / name).read_bytes()).hexdigest()
+        for name in ("model.safetensors", "prototypes.json", "config.json")
+    }
+    for picture in sorted((run / "prototypes").iterdir()):
+        found[picture.name] = hashlib.sha256(picture.read_bytes()).hexdigest()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("seconds", None)
+    found["metrics"] = json.dumps(lines, sort_keys=True)
+    return found
+
+
+def test_same_seed_same_bits_other_seed_other_bits(
+    birds: Path, tmp_path: Path, finished: dict[str, dict[str, str]]
+) -> None:
+    likethat("train", birds, "--out", tmp_path / "again", *DEFAULT)
+    assert contents(tmp_path / "again") == finished["default"]
+    likethat("train", birds, "--out", tmp_path / "other", *DEFAULT, "--seed", "1")
+    assert contents(tmp_path / "other")["model.safetensors"] != finished["default"]["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "stage", "count", "save_every"),
+    [
+        ("default", "classifier", 4, 0),  # in the second epoch, saved after every batch
+        ("default", "classifier", 2, 1000),  # before anything was saved
+        ("default", "choose", 1, 1000),
+        ("default", "joint", 5, 0),
+        ("default", "project", 2, 1000),  # the second cycle
+        ("default", "last_layer", 1, 1000),
+        ("default", "save", 3, 0),  # while the state is being written
+        ("default", "report", 1, 1000),
+        ("paper", "warm", 3, 0),
+        ("paper", "joint", 6, 1000),
+        ("paper", "project", 1, 1000),
+        ("paper", "last_layer", 2, 1000),
+    ],
+)
+def test_killed_anywhere_it_ends_the_same(
+    birds: Path,
+    tmp_path: Path,
+    finished: dict[str, dict[str, str]],
+    preset: str,
+    stage: str,
+    count: int,
+    save_every: int,
+) -> None:
+    run = tmp_path / "run"
+    options = DEFAULT if preset == "default" else PAPER
+    train = ["train", str(birds), "--out", str(run), *options]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLER, stage, str(count), str(save_every), *train],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    likethat(*train, "--resume")
+    assert contents(run) == finished[preset]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
+    birds: Path, tmp_path: Path, finished: dict[str, dict[str, str]], number: int
+) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "likethat", "train", str(birds), "--out", str(run), *DEFAULT]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("classifier epoch 1"):
+            break
+    process.send_signal(number)
+    message = process.stderr.read()
+    assert process.wait(60) == 130
+    assert f"likethat train {birds} --out {run}" in message
+    assert message.strip().endswith("--resume")
+    assert "Traceback" not in message
+    assert (run / "checkpoints" / "state.safetensors").is_file()
+    likethat(*command[3:], "--resume")
+    assert contents(run) == finished["default"]
+
+
+def test_resuming_with_other_settings_or_images_is_refused(birds: Path, tmp_path: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(birds, data)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "likethat", "train", str(data), "--out", str(run), *DEFAULT], stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None and not (run / "checkpoints" / "state.safetensors").is_file():
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    refused = likethat("train", data, "--out", run, *DEFAULT, "--batch-size", "9", "--resume", check=2)
+    assert "--batch-size" in refused.stderr
+    next((data / "train").rglob("*.jpg")).unlink()
+    refused = likethat("train", data, "--out", run, *DEFAULT, "--resume", check=2)
+    assert "not those" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_a_full_disk_stops_with_a_sentence_and_keeps_the_last_state(birds: Path, tmp_path: Path) -> None:
+    """A file size limit stands for the full disk: the state no longer fits."""
+    run = tmp_path / "run"
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
+    limited += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "from likethat.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", limited, "train", str(birds), "--out", str(run), *DEFAULT]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 2, done.stderr
+    assert "could not be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not [file for file in (run / "checkpoints").iterdir() if file.name.startswith(".")], "no half file is left"
+
+
+def test_a_loss_that_is_not_finite_stops_with_advice(birds: Path, tmp_path: Path) -> None:
+    done = likethat("train", birds, "--out", tmp_path / "run", *DEFAULT, "--classifier-lr", "1e30", check=2)
+    assert "not finite" in done.stderr
+    assert "learning rates" in done.stderr
+    assert "Traceback" not in done.stderr
