@@ -21,7 +21,7 @@ from likethat.training.last_layer import objective, solve_last_layer
 
 IMAGES, CLASSES, PER_CLASS = 5_994, 200, 10
 PASSES, BATCH, LEARNING_RATE, LAM, TOL = 20, 80, 1e-4, 1e-4, 1e-5
-GOAL_NETWORK_RATIO = 50.0
+GOAL_RATIO = 50.0  # times faster than the network's passes
 GOAL_SECONDS = {"cpu": 60.0, "cuda": 2.0, "mps": 60.0}
 Result = TypeVar("Result")
 
@@ -109,7 +109,7 @@ def main() -> int:
             f"{PASSES} passes of a frozen ResNet-34 *",
             f"{network_seconds:.2f}",
             f"{ratio:.1f}",
-            f">= {GOAL_NETWORK_RATIO:.0f}",
+            f">= {GOAL_RATIO:.0f}",
         ),
     ]
     for name, seconds, slower, goal in rows:
@@ -120,7 +120,7 @@ def main() -> int:
         f"residual {solution.kkt_residual:.1e} (goal <= {TOL:.0e}) after {solution.iterations} iterations; "
         f"{solution.nonzero_negative} of {CLASSES * len(class_P) - len(class_P)} other-class connections not zero"
     )
-    met = solve_seconds <= GOAL_SECONDS[args.device] and ratio >= GOAL_NETWORK_RATIO and solution.kkt_residual <= TOL
+    met = solve_seconds <= GOAL_SECONDS[args.device] and ratio >= GOAL_RATIO and solution.kkt_residual <= TOL
     print("all goals met" if met else "A GOAL WAS MISSED")
     return 0 if met else 1
 

@@ -18,7 +18,7 @@ from likethat.config import resolve
 from likethat.data.dataset import Sample
 from likethat.data.decode import read_image, to_input
 from likethat.data.loaders import Images
-from likethat.explain.gallery import save_prototypes
+from likethat.explaining.gallery import save_prototypes
 from likethat.models.protopnet import ProtoPNet, create_protopnet
 from likethat.run_dir import DataRecord, RunRecord
 from likethat.training.project import project

@@ -21,7 +21,7 @@ LAYERS = [
     {"training"},
     {"classifier"},
     {"metrics"},
-    {"explain"},
+    {"explaining"},
     {"report"},
     {"tensorboard", "run_data", "pipeline", "summary", "demo"},
     {"verbs"},

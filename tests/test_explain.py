@@ -14,8 +14,8 @@ from PIL import Image
 
 from likethat.classifier import Classifier, Prototype, load, read_prototypes
 from likethat.errors import UserError
-from likethat.explain.explanation import explain, explain_batch
-from likethat.explain.render import scaled
+from likethat.explaining.explanation import explain, explain_batch
+from likethat.explaining.render import scaled
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from PIL import Image
 
 from likethat.data.decode import Box
 from likethat.errors import UserError
-from likethat.explain import boxes
-from likethat.explain.boxes import activation_boxes, cell_box, upsample
-from likethat.explain.heat import colour_table, heat_layer, overlay
-from likethat.explain.render import draw_box
+from likethat.explaining import boxes
+from likethat.explaining.boxes import activation_boxes, cell_box, upsample
+from likethat.explaining.heat import colour_table, heat_layer, overlay
+from likethat.explaining.render import draw_box
 
 
 def cubic(distance: float) -> float:

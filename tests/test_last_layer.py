@@ -213,8 +213,8 @@ def test_stopping_early_is_reported() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"score_NP": torch.ones(5)}, "one row an image"),
-        ({"label_N": torch.zeros(3, dtype=torch.int64)}, "one label a row"),
+        ({"score_NP": torch.ones(5)}, "one row and label an image"),
+        ({"label_N": torch.zeros(3, dtype=torch.int64)}, "3 labels and 9 prototype classes"),
         ({"label_N": torch.full((60,), 3)}, "labels must lie in 0..2"),
         ({"class_P": torch.full((9,), -1)}, "prototype classes must lie in 0..2"),
         ({"score_NP": torch.full((60, 9), torch.nan)}, "NaN"),

@@ -11,8 +11,8 @@ from explain_run import TinyRun, make_run, write_metrics
 
 from likethat.classifier import load
 from likethat.errors import UserError
-from likethat.explain.explanation import explain
-from likethat.explain.pictures import Pictures
+from likethat.explaining.explanation import explain
+from likethat.explaining.pictures import Pictures
 from likethat.report.curves import HEIGHT, charts, nice_ticks
 from likethat.report.html import write_explanations, write_report
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Classifier", "UserError", "__version__", "load", "train"]
+__all__ = ["Classifier", "UserError", "__version__", "explain", "load", "train"]
 
 if TYPE_CHECKING:
     from likethat.classifier import Classifier, load
     from likethat.errors import UserError
+    from likethat.explaining.explanation import explain
     from likethat.pipeline import train
 
-_HOMES = {"Classifier": "classifier", "UserError": "errors", "load": "classifier", "train": "pipeline"}
+_HOMES = {
+    "Classifier": "classifier",
+    "UserError": "errors",
+    "explain": "explaining.explanation",
+    "load": "classifier",
+    "train": "pipeline",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -107,7 +107,7 @@ class Classifier:
             return list(self.predict_all(image))
         return next(self.predict_all([image]))
 
-    def predict_all(self, images: Iterable[Source], batch_size: int = 32) -> Iterable[Prediction]:
+    def predict_all(self, images: Iterable[Source], batch_size: int = 32) -> Iterator[Prediction]:
         batch: list[Prepared] = []
         for image in images:
             batch.append(self.prepare(image))
@@ -117,7 +117,7 @@ class Classifier:
         if batch:
             yield from self._predict_batch(batch)
 
-    def _predict_batch(self, batch: Sequence[Prepared]) -> Iterable[Prediction]:
+    def _predict_batch(self, batch: Sequence[Prepared]) -> Iterator[Prediction]:
         for probability_K in self.logits(batch).double().softmax(1).tolist():
             by_name = dict(zip(self.classes, probability_K, strict=True))
             best = max(by_name, key=by_name.__getitem__)
@@ -128,9 +128,19 @@ def load(run: str | Path, device: str = "auto") -> Classifier:
     """The model of a finished run folder. Nothing but tensors and JSON is read."""
     run = Path(run)
     record = run_dir.read_record(run)
+    if record.kind == run_dir.BASELINE:
+        raise UserError(
+            f"{run} is a plain classifier without prototypes; only `likethat evaluate`, `compare` and `info` take it."
+        )
+    exact_arithmetic()
+    members = [_load_network(run / folder).to(resolve_device(device)) for folder in record.member_folders()]
+    return Classifier(run, record.data.classes, members, read_prototypes(run))
+
+
+def _load_network(run: Path) -> ProtoPNet:
+    record = run_dir.read_record(run)
     if not (run / run_dir.MODEL).is_file():
         raise UserError(f"{run} holds an unfinished run; finish it with `likethat train ... --out {run} --resume`.")
-    exact_arithmetic()
     model = create_protopnet(record.config.model, list(record.prototypes_of_class), weights="none")
     tensors, _ = load_tensors(run / run_dir.MODEL)
     try:
@@ -139,10 +149,24 @@ def load(run: str | Path, device: str = "auto") -> Classifier:
         raise UserError(
             f"{run / run_dir.MODEL} does not fit {run / run_dir.CONFIG}; restore both from one run."
         ) from error
-    return Classifier(run, record.data.classes, [model.to(resolve_device(device))], read_prototypes(run))
+    return model
 
 
 def read_prototypes(run: Path) -> list[Prototype]:
+    """The prototypes of all members in order, numbered through; their pictures' names are relative to the run."""
+    prototypes: list[Prototype] = []
+    for member, folder in enumerate(run_dir.read_record(run).member_folders()):
+        start = len(prototypes)
+        prototypes += [
+            replace(own, id=start + own.id, member=member, crop=f"{folder}/{own.crop}", source=f"{folder}/{own.source}")
+            if folder != "."
+            else own
+            for own in _read_own_prototypes(run / folder)
+        ]
+    return prototypes
+
+
+def _read_own_prototypes(run: Path) -> list[Prototype]:
     document = read_json(run / run_dir.PROTOTYPES)
     boxes = ("cell", "box", "crop_to", "source_box")
     try:

@@ -10,10 +10,10 @@ from typing import Any
 
 from likethat import __version__
 from likethat.errors import Interrupted, UserError
-from likethat.verbs import data, training, using
+from likethat.verbs import certifying, data, explaining, training, using
 from likethat.verbs.common import DONE, INTERRUPTED, USERS_MISTAKE
 
-GROUPS = (training, using, data)
+GROUPS = (training, using, data, explaining, certifying)
 
 
 class _Parser(argparse.ArgumentParser):

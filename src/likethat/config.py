@@ -62,6 +62,7 @@ class TrainConfig:
     joint_epochs: tuple[int, ...] = _option(
         (20,), "epochs of joint training before each projection, one number a cycle"
     )
+    freeze_norm: bool = _option(True, "keep BatchNorm's statistics as they came with the weights")
     tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
     classifier_lr: float = _option(2e-4, "learning rate of the backbone in the classifier stage")
     head_lr: float = _option(2e-3, "learning rate of the plain classifier's linear layer")
@@ -112,6 +113,7 @@ def paper(backbone: str) -> Config:
             classifier_epochs=0,
             warm_epochs=5,
             joint_epochs=(6, 10, 10),
+            freeze_norm=False,
             tie=False,
             backbone_lr=1e-4,
             add_on_lr=3e-3,
@@ -229,6 +231,7 @@ def _check(config: Config) -> None:
         (config.train.views >= 1, "--views must be at least 1"),
         (config.train.classifier_epochs >= 0, "--classifier-epochs must not be negative"),
         (not config.train.tie or config.train.classifier_epochs > 0, "--tie needs --classifier-epochs above 0"),
+        (not config.train.tie or config.train.freeze_norm, "--tie needs --freeze-norm"),
         (0 < config.train.warm_up < 1, "--warm-up must lie between 0 and 1"),
         (
             config.train.classifier_epochs == 0 or config.model.add_on == "linear",

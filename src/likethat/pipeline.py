@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,11 @@ from likethat.checkpoint import save_tensors
 from likethat.classifier import Classifier, load
 from likethat.config import Config, resolve
 from likethat.data.cache import LoadedDataSet, load_dataset
-from likethat.data.dataset import DataSet, open_dataset
+from likethat.data.dataset import DataSet, fingerprint, open_dataset
 from likethat.data.loaders import Images, hold
 from likethat.errors import UserError
-from likethat.explain.explanation import Explanation, explain_batch
-from likethat.explain.gallery import save_prototypes
+from likethat.explaining.explanation import Explanation, explain_batch
+from likethat.explaining.gallery import save_prototypes
 from likethat.metrics.accuracy import Evaluation, evaluate_logits
 from likethat.models.protopnet import ProtoPNet, create_protopnet
 from likethat.progress import Display
@@ -66,21 +65,15 @@ def train(
     out, display = Path(out), display or Display(quiet=True)
     torch_device = resolve_device(device)
     exact_arithmetic()
-    saved = run_dir.read_record(out) if resume and (out / run_dir.CONFIG).is_file() else None
     config = resolve(preset, config_file, **options)
-    if saved is not None:
-        config = _same_config(saved.config, preset, config_file, options)
-    run_dir.prepare_out(out, overwrite=overwrite, resume=resume)
+    saved = open_out(out, config, run_dir.PROTOPNET, resume=resume, overwrite=overwrite)
     if saved is not None and (out / run_dir.REPORT).is_file():
         display.line(f"{out} is finished already.")
         return load(out, device)
     with stop_on_signals() as stop:
         prepared = prepare(Path(data), out, config, torch_device, display)
-        record = _record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
-        if saved is not None and saved.data.fingerprint != record.data.fingerprint:
-            raise UserError(
-                f"The images under {data} are not those that {out} was begun with; restore them or start a new run."
-            )
+        record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
+        check_same_images(saved, record, out)
         record.write(out)
         torch.manual_seed(seed_for(config.train.seed, "weights"))
         model = create_protopnet(config.model, list(record.prototypes_of_class)).to(torch_device)
@@ -89,6 +82,25 @@ def train(
         observe = tensorboard_observer(out) if tensorboard else None
         progress = fit(model, train_images, val_images, prepared.dataset.classes, config, out, display, stop, observe)
         return finish(out, model, progress, prepared, display)
+
+
+def open_out(out: Path, config: Config, kind: str, *, resume: bool, overwrite: bool) -> RunRecord | None:
+    """Makes the run folder ready; gives what a run that goes on was begun with."""
+    saved = run_dir.read_record(out) if resume and (out / run_dir.CONFIG).is_file() else None
+    if saved is not None:
+        if saved.kind != kind:
+            raise UserError(f"{out} holds a {saved.kind} run, not one of this command's; choose another --out.")
+        _check_same_config(saved.config, config)
+    run_dir.prepare_out(out, overwrite=overwrite, resume=resume)
+    return saved
+
+
+def check_same_images(saved: RunRecord | None, now: RunRecord, run: Path) -> None:
+    if saved is not None and saved.data.fingerprint != now.data.fingerprint:
+        raise UserError(
+            f"The images under {now.data.root} are not those that {run} was begun with; restore them or start a new "
+            "run."
+        )
 
 
 def prepare(data: Path, out: Path, config: Config, device: torch.device, display: Display) -> Prepared:
@@ -129,9 +141,8 @@ def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> N
         display.line(f"training without {len(report.bad_paths())} bad files")
 
 
-def _same_config(saved: Config, preset: str, config_file: Path | None, options: dict[str, Any]) -> Config:
+def _check_same_config(saved: Config, asked: Config) -> None:
     """A resumed run keeps its configuration; what is asked for now must not contradict it."""
-    asked = resolve(preset, config_file, **options)
     if asked != saved:
         different = [
             f"--{name.replace('_', '-')}"
@@ -144,12 +155,10 @@ def _same_config(saved: Config, preset: str, config_file: Path | None, options: 
             f"The run was begun with other settings ({', '.join(different) or '--preset'}); "
             "resume with the same command, or start a new run."
         )
-    return saved
 
 
-def _record(prepared: Prepared, prototypes_of_class: list[int]) -> RunRecord:
+def make_record(prepared: Prepared, prototypes_of_class: list[int]) -> RunRecord:
     dataset = prepared.dataset
-    lines = [f"{s.path} {s.label} {s.box} {prepared.sha256[s.path]}" for s in dataset.all_samples()]
     skipped = sorted(set(prepared.sha256) - {sample.path for sample in dataset.all_samples()})
     data = DataRecord(
         root=str(dataset.root),
@@ -157,7 +166,7 @@ def _record(prepared: Prepared, prototypes_of_class: list[int]) -> RunRecord:
         classes=dataset.classes,
         counts={part: len(images) for part, images in prepared.images.items()},
         skipped=tuple(skipped),
-        fingerprint=hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest(),
+        fingerprint=fingerprint(dataset, prepared.sha256),
     )
     return RunRecord(prepared.config, data, tuple(prototypes_of_class))
 
@@ -180,18 +189,25 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     test = prepared.images["test"]
     with display.task("test images") as advance:
         logits_NK = model.last_layer(score_images(model, test, advance))
-    evaluation = evaluate_logits(logits_NK, test.label_N, dataset.classes, "test")
-    write_metrics(out, [*progress.metrics, {"stage": "test", **evaluation.to_dict()}])
-    classifier = load(out, str(test.device))
-    write_report(out, classifier, _explain_some(classifier, dataset, logits_NK, evaluation))
+    classifier, evaluation = conclude(out, progress.metrics, dataset, logits_NK)
     (out / run_dir.PIXELS).unlink(missing_ok=True)
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
     return classifier
 
 
-def _explain_some(
-    classifier: Classifier, dataset: DataSet, logits_NK: Tensor, evaluation: Evaluation
-) -> list[Explanation]:
+def conclude(
+    run: Path, metrics: list[dict[str, Any]], dataset: DataSet, logits_NK: Tensor
+) -> tuple[Classifier, Evaluation]:
+    """Test accuracy, metrics.jsonl and report of a run whose models and prototypes are written."""
+    label_N = torch.tensor([sample.label for sample in dataset.test], device=logits_NK.device)
+    evaluation = evaluate_logits(logits_NK, label_N, dataset.classes, "test")
+    write_metrics(run, [*metrics, {"stage": "test", **evaluation.to_dict()}])
+    classifier = load(run, str(logits_NK.device))
+    write_report(run, classifier, explain_some(classifier, dataset, logits_NK))
+    return classifier, evaluation
+
+
+def explain_some(classifier: Classifier, dataset: DataSet, logits_NK: Tensor) -> list[Explanation]:
     """A few test images spread over the classes, and one that the model got wrong where there is one."""
     labels = torch.tensor([sample.label for sample in dataset.test])
     wrong = (logits_NK.argmax(1).cpu() != labels).nonzero()[:, 0].tolist()[:1]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from likethat.config import Config, from_dict
 from likethat.errors import UserError
 
 FORMAT = 1
+PROTOPNET, COMBINED, BASELINE = "protopnet", "combined", "baseline"  # kinds of runs
 
 CONFIG = "config.json"
 MODEL = "model.safetensors"
@@ -20,6 +24,7 @@ PROTOTYPES = "prototypes.json"
 PICTURES = "prototypes"
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
+MEMBERS = "members"
 STATE = "checkpoints/state.safetensors"
 PIXELS = "checkpoints/pixels.npy"
 
@@ -38,16 +43,24 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What config.json says."""
+    """What config.json says. Of a combined run, `config` and `data` are those of its first member."""
 
     config: Config
     data: DataRecord
     prototypes_of_class: tuple[int, ...]
+    kind: str = PROTOPNET
+    members: int = 0  # networks of a combined run, each a run folder of its own under members/
 
     def write(self, run: Path) -> None:
-        head = {"format": FORMAT, "likethat": __version__, "kind": "protopnet"}
+        head = {"format": FORMAT, "likethat": __version__, "kind": self.kind}
+        if self.kind == COMBINED:
+            head["members"] = self.members
         document = {**head, "prototypes_of_class": self.prototypes_of_class, "data": asdict(self.data)}
         write_json(run / CONFIG, {**document, "config": self.config.to_dict()})
+
+    def member_folders(self) -> list[str]:
+        """Of each network, its folder relative to the run's."""
+        return [f"{MEMBERS}/{number}" for number in range(self.members)] if self.kind == COMBINED else ["."]
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -71,8 +84,9 @@ def read_record(run: Path) -> RunRecord:
     try:
         data = document["data"]
         data = DataRecord(**{**data, "classes": tuple(data["classes"]), "skipped": tuple(data["skipped"])})
-        return RunRecord(from_dict(document["config"]), data, tuple(document["prototypes_of_class"]))
-    except (KeyError, TypeError) as error:
+        prototypes_of_class, members = tuple(document["prototypes_of_class"]), document.get("members", 0)
+        return RunRecord(from_dict(document["config"]), data, prototypes_of_class, document["kind"], int(members))
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{run / CONFIG} is damaged ({error!r}); restore it from a copy or train again.") from error
 
 
@@ -89,3 +103,24 @@ def prepare_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
             raise UserError(f"{out} is not a run folder, so it is not overwritten; choose another --out.")
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def new_run(out: Path) -> Iterator[Path]:
+    """A folder of the same name to fill; it becomes `out` when the block succeeds, and is gone when it does not."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there already and not empty; choose another --out.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    except OSError as error:
+        raise UserError(f"{out} cannot be made ({error.strerror or error}); choose another --out.") from error
+    try:
+        folder = beside / out.resolve().name
+        folder.mkdir()
+        yield folder
+        if out.is_dir():
+            out.rmdir()
+        folder.replace(out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 from likethat import run_dir
 from likethat.classifier import Classifier, read_prototypes
 from likethat.errors import UserError
-from likethat.explain.verify import Verification
+from likethat.explaining.verify import Verification
 from likethat.metrics.accuracy import Evaluation
 
 SHOWN = 10  # rows of a long list

@@ -1,7 +1,7 @@
 """A data set: classes and the training, validation and test images, as found on disk."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,6 +100,12 @@ def hold_out(
             taken += count
         parts[0] += shuffled[taken:]
     return [tuple(sorted(part, key=lambda sample: (sample.label, sample.path))) for part in parts]
+
+
+def fingerprint(dataset: DataSet, sha256: Mapping[str, str]) -> str:
+    """Of every image's path, label, box and content (by its hash), part by part."""
+    lines = [f"{sample.path} {sample.label} {sample.box} {sha256[sample.path]}" for sample in dataset.all_samples()]
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _draw(seed: int, class_name: str, path: str) -> bytes:

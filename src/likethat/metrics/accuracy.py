@@ -15,8 +15,10 @@ from likethat.data.cache import decode_samples
 from likethat.data.dataset import Sample
 from likethat.data.loaders import hold
 from likethat.errors import UserError
+from likethat.models.baseline import PlainClassifier
+from likethat.plain import PlainRun
 from likethat.progress import Display
-from likethat.training.engine import measure, score_images
+from likethat.training.engine import classify_images, measure, score_images
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,22 @@ class Evaluation:
         return asdict(self)
 
 
-def logits_of(classifier: Classifier, root: Path, samples: Sequence[Sample], display: Display) -> Tensor:
+def logits_of(classifier: Classifier | PlainRun, root: Path, samples: Sequence[Sample], display: Display) -> Tensor:
     """Logits of image files, summed over the members, each at its own input size."""
     total_NK = torch.zeros(len(samples), len(classifier.classes), device=classifier.device)
-    for model in classifier.networks:
+    for model in classifier.networks if isinstance(classifier, Classifier) else [classifier.model]:
         with display.task("reading images") as advance:
             decoded = decode_samples(root, samples, model.backbone.input_size, progress=advance)
         if decoded.problems:
             listed = "; ".join(str(problem) for problem in decoded.problems[:5])
             raise UserError(f"{len(decoded.problems)} images cannot be read: {listed}. Mend or remove them.")
         with display.task("evaluating") as advance:
-            score_NP = score_images(model, hold(decoded.pixels, tuple(samples), classifier.device), advance)
-        total_NK += model.last_layer(score_NP)
-    return total_NK.detach()
+            images = hold(decoded.pixels, tuple(samples), classifier.device)
+            if isinstance(model, PlainClassifier):
+                total_NK += classify_images(model, images, advance)
+            else:
+                total_NK += model.last_layer(score_images(model, images, advance)).detach()
+    return total_NK
 
 
 def evaluate_logits(logits_NK: Tensor, label_N: Tensor, classes: Sequence[str], part: str) -> Evaluation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -22,6 +23,7 @@ HEAD_MODULES = ("head", "pre_logits", "attn_pool", "fc_norm", "head_drop")
 class Backbone(nn.Module):
     """Pictures in [0, 1] to the feature map of a timm model, which it normalises as that model expects."""
 
+    net: Any
     mean: Tensor
     std: Tensor
 
@@ -73,10 +75,11 @@ def _create(name: str, input_size: tuple[int, int], drop_path: float) -> nn.Modu
             f"There is no timm model called '{name}'; names are listed by `python -c \"import timm; "
             'print(timm.list_models())"`.'
         )
-    options: dict[str, object] = {"num_classes": 0, "pretrained": False}
+    options: dict[str, Any] = {"num_classes": 0, "pretrained": False}
     if drop_path:
         options["drop_path_rate"] = drop_path
-    if timm.get_pretrained_cfg(name).fixed_input_size:
+    published = timm.get_pretrained_cfg(name)
+    if published is not None and published.fixed_input_size:
         options["img_size"] = input_size
     try:
         net = timm.create_model(name, **options)

@@ -11,10 +11,10 @@ from typing import Any
 from likethat import run_dir
 from likethat.classifier import Classifier
 from likethat.errors import UserError
-from likethat.explain.explanation import Explanation
-from likethat.explain.page import write_explanations as write_explanations
-from likethat.explain.page import write_page
-from likethat.explain.pictures import Pictures
+from likethat.explaining.explanation import Explanation
+from likethat.explaining.page import write_explanations as write_explanations
+from likethat.explaining.page import write_page
+from likethat.explaining.pictures import Pictures
 from likethat.report.curves import HEIGHT, WIDTH, charts
 
 MOST_INLINE = 60  # prototypes whose pictures a report holds itself; of more it names the files in the run folder

@@ -17,8 +17,9 @@ from likethat.training.engine import batches_of, score_images
 from likethat.training.losses import leave_source_out
 from likethat.training.project import Projection
 
-TELLING = 10  # patches of each image that may become prototypes
+TELLING = 0.2  # share of an image's patches that may become prototypes
 ROUNDS = 15  # of k-means
+SMOOTHING = 0.1  # of the labels that the scale is fitted to
 SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
 
 
@@ -41,7 +42,7 @@ def start_from_classifier(
 
     Returns where the prototypes come from, as a projection does.
     """
-    telling = find_telling_patches(plain.eval(), images, advance)
+    telling = find_telling_patches(plain.eval(), images, telling_count(model, images), advance)
     set_add_on(model, telling.mean_C, telling.covariance_CC)
     layer = model.prototype_layer
     z_NtD = model.add_on(telling.feature_NtC.flatten(0, 1)[:, :, None, None])
@@ -68,25 +69,34 @@ def start_from_classifier(
     return Projection(image_P, place_P // width, place_P % width, torch.zeros_like(vector_PD[:, 0]))
 
 
-def find_telling_patches(plain: PlainClassifier, images: Images, advance: Advance | None) -> TellingPatches:
+def telling_count(model: ProtoPNet, images: Images) -> int:
+    """Patches of each image to choose from: a fixed share, or more where a class has few images for its prototypes."""
+    height, width = model.patch_grid
+    needed_K = model.own_KP.sum(1)
+    image_K = images.label_N.bincount(minlength=model.num_classes).clamp(min=1)
+    enough = int((needed_K / image_K).ceil().max())
+    return min(height * width, max(enough, round(TELLING * height * width), 1))
+
+
+def find_telling_patches(plain: PlainClassifier, images: Images, count: int, advance: Advance | None) -> TellingPatches:
     """One pass. Evidence is the log-probability of the image's class by the patch alone: the classifier's logit is
     the mean of its patches' logits, so each patch has its say."""
     features, places, evidences = [], [], []
-    count, total_C, product_CC = 0, 0.0, 0.0
+    seen, total_C, product_CC = 0, 0.0, 0.0
     for _, x_B3HW, label_B in batches_of(images, advance):
         feature_BSC = plain.backbone(x_B3HW).flatten(2).transpose(1, 2)
         logits_BSK = plain.head(feature_BSC)
         evidence_BS = logits_BSK.log_softmax(2).gather(2, label_B[:, None, None].expand(-1, logits_BSK.shape[1], 1))
-        top = evidence_BS[..., 0].topk(min(TELLING, logits_BSK.shape[1]), dim=1)
+        top = evidence_BS[..., 0].topk(count, dim=1)
         features.append(feature_BSC.gather(1, top.indices[..., None].expand(-1, -1, feature_BSC.shape[2])))
         places.append(top.indices)
         evidences.append(top.values)
         flat_SC = feature_BSC.flatten(0, 1)
-        count += len(flat_SC)
+        seen += len(flat_SC)
         total_C = total_C + flat_SC.sum(0).double()
         product_CC = product_CC + (flat_SC.T @ flat_SC).double()
-    mean_C = torch.as_tensor(total_C) / count
-    covariance_CC = torch.as_tensor(product_CC) / count - torch.outer(mean_C, mean_C)
+    mean_C = torch.as_tensor(total_C) / seen
+    covariance_CC = torch.as_tensor(product_CC) / seen - torch.outer(mean_C, mean_C)
     return TellingPatches(torch.cat(features), torch.cat(places), torch.cat(evidences), mean_C, covariance_CC)
 
 
@@ -130,12 +140,16 @@ def spread_choice(candidate_SD: Tensor, evidence_S: Tensor, count: int) -> Tenso
 
 def calibrate(model: ProtoPNet, images: Images, source_P: Tensor) -> None:
     """Own-class connections of equal weight, with the sum that predicts the training images best when no image may
-    look at a prototype cut from it; no other connections."""
+    look at a prototype cut from it; no other connections. Smoothed labels keep separable images from asking for an
+    ever larger sum."""
     own_KP = model.own_KP
     index_N = torch.arange(len(images), device=images.device)
     score_NP = leave_source_out(score_images(model, images), index_N, source_P, own_KP)
     mean_KP = own_KP / own_KP.sum(1, keepdim=True)
-    entropy = {scale: float(F.cross_entropy(scale * score_NP @ mean_KP.T, images.label_N)) for scale in SCALES}
+    entropy = {
+        scale: float(F.cross_entropy(scale * score_NP @ mean_KP.T, images.label_N, label_smoothing=SMOOTHING))
+        for scale in SCALES
+    }
     best = min(entropy, key=entropy.__getitem__)
     reset_last_layer(model, best / float(own_KP.sum(1).float().mean()), 0.0)
 

@@ -56,9 +56,28 @@ def fit(
 
     `observe` is called with every new record of metrics.jsonl.
     """
-    plan = make_plan(config.train)
     plain = PlainClassifier(model.backbone, len(classes)).to(train.device) if config.train.classifier_epochs else None
     progress = Progress(model, plain)
+    follow_plan(make_plan(config.train), progress, train, val, classes, config, run, display, stop, observe)
+    model.load_state_dict(progress.best_model)
+    model.requires_grad_(False)
+    model.eval()
+    return progress
+
+
+def follow_plan(
+    plan: list[Step],
+    progress: Progress,
+    train: Images,
+    val: Images,
+    classes: tuple[str, ...],
+    config: Config,
+    run: Path,
+    display: Display,
+    stop: StopFlag,
+    observe: Observer | None = None,
+) -> None:
+    """Takes fresh `progress` from where the run folder says it was stopped to the end of the plan."""
     load_progress(progress, run, config.train)
     saver = Saver(progress, run)
     try:
@@ -82,10 +101,6 @@ def fit(
     except Interrupted:
         saver.save()
         raise
-    model.load_state_dict(progress.best_model)
-    model.requires_grad_(False)
-    model.eval()
-    return progress
 
 
 def _train_epoch(

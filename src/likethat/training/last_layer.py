@@ -29,7 +29,11 @@ from torch.nn import functional as F
 from likethat.errors import UserError
 
 RIDGE = 1e-5
-_REFRESH = 20  # iterations between two metrics, once the first ones (after 2, 4, 8 and 16) are past
+_REFRESH = 20  # iterations between two metrics, after shorter gaps of 2, 4, 8 and 16 at the start
+import os
+
+RS = float(os.environ.get("RS", "100"))
+SC = float(os.environ.get("SC", "30"))
 _MAX_SCALE = 1e12  # a step this much shorter than the metric suggests is lost in rounding
 
 
@@ -58,7 +62,7 @@ class _Problem:
 class _Metric:
     diagonal_KP: Tensor
     mean_KP: Tensor
-    coupling_KK: Tensor
+    coupling_KK: Tensor  # in `_wide` precision
 
 
 def solve_last_layer(
@@ -136,12 +140,11 @@ def kkt_residual(
 def _problem(
     score_NP: Tensor, label_N: Tensor, class_P: Tensor, num_classes: int, lam: float, ridge: float
 ) -> _Problem:
-    if score_NP.ndim != 2 or score_NP.numel() == 0:
-        raise UserError(f"scores have shape {tuple(score_NP.shape)}; give one row an image and one column a prototype")
-    if label_N.shape != score_NP.shape[:1] or class_P.shape != score_NP.shape[1:]:
+    fits = score_NP.ndim == 2 and score_NP.numel() and (*label_N.shape, *class_P.shape) == (*score_NP.shape,)
+    if not fits:
         raise UserError(
-            f"scores of shape {tuple(score_NP.shape)} need as many labels (got {len(label_N)}) and prototype classes "
-            f"(got {len(class_P)}); give one label a row and one class a column"
+            f"scores of shape {tuple(score_NP.shape)} do not fit {len(label_N)} labels and {len(class_P)} prototype "
+            "classes; give one row and label an image, one column and class a prototype"
         )
     for name, values in (("labels", label_N), ("prototype classes", class_P)):
         if not (int(values.min()) >= 0 and int(values.max()) < num_classes):
@@ -204,7 +207,12 @@ def _metric(problem: _Problem, prob_NK: Tensor) -> _Metric:
     square_KP = spread_KN @ problem.score_NP.square()
     # The floor keeps the metric positive where rounding eats the variance (a prototype with almost constant scores).
     variance_KP = torch.maximum(square_KP - mass_K1 * mean_KP.square(), 1e-3 * square_KP) + 1e-8
-    return _Metric(variance_KP, mean_KP, prob_NK.mean(0).diag() - prob_NK.T @ prob_NK / count)
+    return _Metric(variance_KP, mean_KP, _wide(prob_NK.mean(0).diag() - prob_NK.T @ prob_NK / count))
+
+
+def _wide(small: Tensor) -> Tensor:
+    """float64, for the K unknowns of a step: the classes' common shift is large, and the coupling cancels it."""
+    return small.cpu().double() if small.device.type == "mps" else small.double()  # MPS has no float64
 
 
 def _proximal_step(
@@ -222,21 +230,26 @@ def _proximal_step(
     pull_KP = metric.mean_KP * inverse_KP
     coupling_KK = scale * metric.coupling_KK
     mean_max = float(metric.mean_KP.abs().max())
-    eye_KK = torch.eye(len(point_KP), dtype=torch.float64)
+    eye_KK = torch.eye(len(point_KP)).to(coupling_KK)
 
     def respond(shift_K: Tensor) -> tuple[Tensor, Tensor]:
-        weight_KP = _shrink(centre_KP - pull_KP * (coupling_KK @ shift_K)[:, None], threshold_KP)
-        return weight_KP, shift_K - (metric.mean_KP * (weight_KP - point_KP)).sum(1)
+        force_K = (coupling_KK @ shift_K).to(point_KP)
+        weight_KP = _shrink(centre_KP - pull_KP * force_K[:, None], threshold_KP)
+        return weight_KP, shift_K - _wide((metric.mean_KP * (weight_KP - point_KP)).sum(1))
 
     weight_KP, error_K = respond(shift_K)
+    previous, strikes = math.inf, 0
     for _ in range(20):
         force_K = coupling_KK @ error_K
-        if float(force_K.abs().max()) * mean_max <= tol:
+        worst = float(force_K.abs().max()) * mean_max
+        strikes += worst > 0.5 * previous
+        if worst <= tol or strikes == 2:
             break
-        slope_K = (metric.mean_KP * pull_KP * (weight_KP != 0)).sum(1)
-        # On the CPU in float64: the system is small, and not every device solves one.
-        jacobian_KK = eye_KK + (slope_K[:, None] * coupling_KK).cpu().double()
-        direction_K = -torch.linalg.solve(jacobian_KK, error_K.cpu().double()).to(error_K)
+        previous = worst
+        # Newton's direction -(I + diag(slope) coupling)^-1 error, through a symmetric system.
+        root_K = _wide((metric.mean_KP * pull_KP * (weight_KP != 0)).sum(1)).sqrt()
+        factor_KK = torch.linalg.cholesky(eye_KK + root_K[:, None] * coupling_KK * root_K)
+        direction_K = root_K * torch.cholesky_solve((root_K * force_K)[:, None], factor_KK)[:, 0] - error_K
         descent, length = float(force_K @ direction_K), 1.0
         if descent >= 0:  # rounding: as good as it gets
             break
@@ -255,34 +268,34 @@ def _solve(problem: _Problem, weight_KP: Tensor, tol: float, max_iterations: int
     logits_NK = problem.score_NP @ weight_KP.T
     residual = _residual(problem, weight_KP, logits_NK)
     point_KP, point_logits_NK = weight_KP, logits_NK  # where momentum has carried us
-    shift_K = torch.zeros_like(weight_KP[:, 0])
+    shift_K = _wide(torch.zeros_like(weight_KP[:, 0]))
     step_residual, momentum, scale = residual, 1.0, 1.0
     refresh_at, refresh_gap = 0, 2
     epsilon = torch.finfo(weight_KP.dtype).eps
 
     iteration, stalled = 0, False
     while residual > tol and iteration < max_iterations and not stalled:
-        if iteration == refresh_at:
-            metric = _metric(problem, logits_NK.softmax(1))
-            scale = min(scale, 30.0)
-            refresh_at, refresh_gap = iteration + refresh_gap, min(2 * refresh_gap, _REFRESH)
         prob_NK = point_logits_NK.softmax(1)
+        if iteration == refresh_at or scale > RS:
+            metric = _metric(problem, prob_NK)
+            scale = min(scale, SC)
+            refresh_at, refresh_gap = iteration + refresh_gap, min(2 * refresh_gap, _REFRESH)
         gradient_KP = _gradient(problem, point_KP, prob_NK)
         while scale < _MAX_SCALE:
             inner_tol = max(0.1 * tol, 1e-3 * step_residual)
             new_KP, shift_K = _proximal_step(problem, metric, scale, point_KP, gradient_KP, shift_K, inner_tol)
             new_logits_NK = problem.score_NP @ new_KP.T
             step_KP = new_KP - point_KP
-            shift_K = (metric.mean_KP * step_KP).sum(1)
+            shift_K = _wide((metric.mean_KP * step_KP).sum(1))
             force_K = metric.coupling_KK @ shift_K
-            model = 0.5 * float((metric.diagonal_KP * step_KP.square()).sum() + shift_K @ force_K)
+            model = 0.5 * float((metric.diagonal_KP * step_KP.square()).sum()) + 0.5 * float(shift_K @ force_K)
             change, rounding = _curvature(prob_NK, new_logits_NK - point_logits_NK)
             if change <= scale * model + epsilon * rounding:
                 break
             scale *= min(max(1.5, change / max(scale * model, 1e-30)), 10.0) if math.isfinite(change) else 10.0
         stalled = scale >= _MAX_SCALE
-        # M (point - new): a subgradient at `new`, but for the change of the gradient between the two.
-        metric_step_KP = metric.diagonal_KP * step_KP + metric.mean_KP * force_K[:, None]
+        # A subgradient at `new`, but for the change of the gradient since `point`.
+        metric_step_KP = metric.diagonal_KP * step_KP + metric.mean_KP * force_K[:, None].to(step_KP)
         pseudo_KP = -(scale * metric_step_KP + problem.ridge * step_KP)
         moved_KP = new_KP - weight_KP
         if float((pseudo_KP * moved_KP).sum()) > 0:  # momentum leads uphill: restart it

@@ -96,10 +96,11 @@ def lr_factor(step: Step, progress: float, config: TrainConfig) -> float:
 def set_mode(model: ProtoPNet, stage: str, config: TrainConfig) -> None:
     """From a projection until joint training resumes nothing before the last layer moves, BatchNorm included.
 
-    Tied prototypes must be what the network makes of them in evaluation, so there BatchNorm stays as it is.
+    With `freeze_norm` BatchNorm never moves: few images give poor statistics, and tied prototypes must be what the
+    network makes of them in evaluation.
     """
     model.train(stage in ("classifier", "warm", "joint"))
-    if config.tie and stage != "classifier":
+    if config.freeze_norm:
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()

@@ -17,8 +17,8 @@ from likethat.data.check import map_in_threads
 from likethat.data.dataset import Sample
 from likethat.data.decode import Box, View, read_image, to_input
 from likethat.errors import UserError
-from likethat.explain.boxes import activation_boxes, cell_box
-from likethat.explain.render import jpeg, seen_part, shrink
+from likethat.explaining.boxes import activation_boxes, cell_box
+from likethat.explaining.render import jpeg, seen_part, shrink
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.training.project import Projection

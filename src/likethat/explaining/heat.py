@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from likethat.explain.boxes import upsample
+from likethat.explaining.boxes import upsample
 
 LEAST_OPAQUE, MOST_OPAQUE = 0.30, 0.80  # how much of the picture the coldest and the hottest colour hide
 

@@ -18,10 +18,10 @@ from likethat.checkpoint import atomic_path, write_json
 from likethat.classifier import Classifier, Prepared, Prototype, Source
 from likethat.data.decode import Box, View
 from likethat.errors import UserError
-from likethat.explain.boxes import PERCENTILE, activation_boxes
-from likethat.explain.page import write_explanations
-from likethat.explain.render import seen_part
-from likethat.explain.sheet import draw_sheet
+from likethat.explaining.boxes import PERCENTILE, activation_boxes
+from likethat.explaining.page import write_explanations
+from likethat.explaining.render import seen_part
+from likethat.explaining.sheet import draw_sheet
 from likethat.models.protopnet import Output
 
 NEAREST = 10  # prototypes listed over all classes, as in the paper's analysis
@@ -134,20 +134,20 @@ class Explanation:
         """What the network saw of the picture, with the proportions it has in the file."""
         return seen_part(self.image, self.view)
 
-    def figure(self) -> Image:
-        """The scoring sheets as a picture."""
-        return draw_sheet(self)
+    def figure(self, colours: str = "ember") -> Image:
+        """The scoring sheets as a picture; colours='jet' gives the paper's rainbow."""
+        return draw_sheet(self, colours)
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, colours: str = "ember") -> Path:
         """As a page (.html), a picture (.png) or data (.json)."""
         path = Path(path)
         if path.suffix.lower() == ".json":
             write_json(path, self.to_dict())
         elif path.suffix.lower() == ".png":
             with atomic_path(path) as temporary:
-                self.figure().save(temporary, "PNG")
+                self.figure(colours).save(temporary, "PNG")
         elif path.suffix.lower() in (".html", ".htm"):
-            write_explanations(path, [self])
+            write_explanations(path, [self], colours)
         else:
             raise UserError(f"An explanation is saved as .html, .png or .json; {path} ends with none of them.")
         return path

@@ -11,10 +11,10 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from likethat import __version__
 from likethat.checkpoint import atomic_path
-from likethat.explain.pictures import Pictures
+from likethat.explaining.pictures import Pictures
 
 if TYPE_CHECKING:
-    from likethat.explain.explanation import Explanation
+    from likethat.explaining.explanation import Explanation
 
 MOST_ROWS = 10  # of a scoring sheet; the others are summed in one line
 
@@ -36,13 +36,13 @@ def _environment(packages: tuple[str, ...]) -> Environment:
 
 def write_page(path: Path, template: str, packages: Sequence[str] = (), **context: Any) -> Path:
     """Fills a template of one of these packages, or of this one, which has the pieces that all pages share."""
-    html = _environment((*packages, "likethat.explain")).get_template(template).render(**context)
+    html = _environment((*packages, "likethat.explaining")).get_template(template).render(**context)
     with atomic_path(path) as temporary:
         # File names that are not valid Unicode have no bytes in a page; they are shown with question marks.
         temporary.write_bytes(html.encode("utf-8", "replace"))
     return path
 
 
-def write_explanations(out: Path, explanations: Sequence[Explanation]) -> Path:
+def write_explanations(out: Path, explanations: Sequence[Explanation], colours: str = "ember") -> Path:
     """One page with every explained picture, all inside the one file."""
-    return write_page(out, "explanations.html", explanations=explanations, pictures=Pictures(inline=True))
+    return write_page(out, "explanations.html", explanations=explanations, pictures=Pictures(True, colours))

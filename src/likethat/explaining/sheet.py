@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
-from likethat.explain.heat import overlay
-from likethat.explain.render import draw_box, fit, read_picture, scaled
+from likethat.explaining.heat import overlay
+from likethat.explaining.render import draw_box, fit, read_picture, scaled
 
 if TYPE_CHECKING:
-    from likethat.explain.explanation import Explanation, Match, Row, Sheet
+    from likethat.explaining.explanation import Explanation, Match, Row, Sheet
 
 SCALE = 2  # pixels per unit, for screens and paper with fine dots
 MOST_ROWS = 10
@@ -68,7 +68,7 @@ def one_line(text: str, width: float, size: int) -> str:
     return text
 
 
-def draw_sheet(explanation: Explanation) -> Image.Image:
+def draw_sheet(explanation: Explanation, colours: str = "ember") -> Image.Image:
     heights = [_height(sheet) for sheet in explanation.classes]
     head = 210
     canvas = Canvas(head + sum(heights) + 24)
@@ -76,7 +76,7 @@ def draw_sheet(explanation: Explanation) -> Image.Image:
     canvas.y = head
     for sheet, height in zip(explanation.classes, heights, strict=True):
         start = canvas.y
-        _draw_class(canvas, explanation, sheet)
+        _draw_class(canvas, explanation, sheet, colours)
         canvas.y = start + height
     return canvas.image
 
@@ -104,7 +104,7 @@ def _height(sheet: Sheet) -> int:
     return 84 + len(rows) * (PICTURE + GAP) + (26 if others else 0) + 60
 
 
-def _draw_class(canvas: Canvas, explanation: Explanation, sheet: Sheet) -> None:
+def _draw_class(canvas: Canvas, explanation: Explanation, sheet: Sheet, colours: str) -> None:
     canvas.line(canvas.y)
     room = WIDTH - 2 * MARGIN
     title = one_line(f"Evidence for {sheet.name}", room - 180, 18)
@@ -117,7 +117,7 @@ def _draw_class(canvas: Canvas, explanation: Explanation, sheet: Sheet) -> None:
     canvas.y += 80
     rows, others, rest = sheet.main_rows(MOST_ROWS)
     for row in rows:
-        _draw_row(canvas, explanation, sheet, row)
+        _draw_row(canvas, explanation, sheet, row, colours)
         canvas.y += PICTURE + GAP
     if others:
         noun = "prototype" if others == 1 else "prototypes"
@@ -129,8 +129,8 @@ def _draw_class(canvas: Canvas, explanation: Explanation, sheet: Sheet) -> None:
     canvas.text(WIDTH - MARGIN, canvas.y + 14, f"{sheet.logit:.2f}", 15, ACCENT, anchor="ra", bold=True)
 
 
-def _draw_row(canvas: Canvas, explanation: Explanation, sheet: Sheet, row: Row) -> None:
-    for number, picture in enumerate(_row_pictures(explanation, row.match)):
+def _draw_row(canvas: Canvas, explanation: Explanation, sheet: Sheet, row: Row, colours: str) -> None:
+    for number, picture in enumerate(_row_pictures(explanation, row.match, colours)):
         canvas.picture(MARGIN + number * (PICTURE + GAP), canvas.y, picture)
     middle = canvas.y + PICTURE / 2
     texts = (f"{row.match.similarity:.2f}", "x", f"{row.weight:.2f}", "=", f"{row.points:.2f}")
@@ -149,7 +149,7 @@ def _number_columns(*texts: str) -> list[tuple[float, str]]:
     return list(zip((right - 250, right - 215, right - 120, right - 85, right), texts, strict=True))
 
 
-def _row_pictures(explanation: Explanation, match: Match) -> list[Image.Image]:
+def _row_pictures(explanation: Explanation, match: Match, colours: str) -> list[Image.Image]:
     side, prototype = PICTURE * SCALE, match.prototype
     own = fit(explanation.picture, side)
     source = read_picture(explanation.run, prototype.source)
@@ -160,5 +160,5 @@ def _row_pictures(explanation: Explanation, match: Match) -> list[Image.Image]:
         draw_box(own, scaled(match.share, *own.size), SCALE),
         fit(read_picture(explanation.run, prototype.crop), side),
         draw_box(source, scaled(share, *source.size), SCALE),
-        overlay(own, match.map_HW),
+        overlay(own, match.map_HW, colours),
     ]

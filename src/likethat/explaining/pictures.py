@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from likethat.data.decode import Box
-from likethat.explain.heat import heat_layer
-from likethat.explain.render import jpeg, read_picture, scaled, shrink
+from likethat.explaining.heat import heat_layer
+from likethat.explaining.render import jpeg, read_picture, scaled, shrink
 
 if TYPE_CHECKING:
-    from likethat.explain.explanation import Explanation, Match
+    from likethat.explaining.explanation import Explanation, Match
 
 QUERY_SIDE = 320  # pixels of the explained picture
 HEAT_SIDE = 56  # of a heat map, which is smooth and so small; the browser enlarges it
@@ -46,8 +46,8 @@ def data_uri(data: bytes, kind: str) -> str:
 class Pictures:
     """All pictures of one page. With `inline` the page holds them; without, it names files in its own folder."""
 
-    def __init__(self, inline: bool) -> None:
-        self.inline = inline
+    def __init__(self, inline: bool, colours: str = "ember") -> None:
+        self.inline, self.colours = inline, colours
         self.by_key: dict[object, Picture] = {}
 
     def of_file(self, run: Path, name: str) -> Picture:
@@ -86,12 +86,14 @@ class Pictures:
 
     def activation(self, explanation: Explanation, match: Match) -> Drawing:
         drawing = self.part(explanation, match)
-        return replace(drawing, label="activation map", box=None, heat=_heat(match.map_HW, drawing.picture))
+        return replace(
+            drawing, label="activation map", box=None, heat=_heat(match.map_HW, drawing.picture, self.colours)
+        )
 
 
-def _heat(map_HW: Tensor, picture: Picture) -> str:
+def _heat(map_HW: Tensor, picture: Picture, colours: str) -> str:
     scale = HEAT_SIDE / max(picture.width, picture.height)
     size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
     buffer = io.BytesIO()
-    heat_layer(map_HW, size).save(buffer, "WEBP", quality=85)
+    heat_layer(map_HW, size, colours).save(buffer, "WEBP", quality=85)
     return data_uri(buffer.getvalue(), "webp")

@@ -1,0 +1,112 @@
+"""Explains picture files, many after one another, and writes what was found into a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from likethat.checkpoint import write_json
+from likethat.classifier import Classifier, Prepared
+from likethat.data.check import map_in_threads
+from likethat.data.decode import ImageError, View
+from likethat.data.folder import EXTENSIONS
+from likethat.explaining.explanation import Explanation, explain_batch
+from likethat.explaining.page import write_explanations
+from likethat.explaining.render import shrink
+from likethat.progress import Advance
+
+PAGE, DATA = "explanations.html", "explanations.json"
+BATCH = 16
+KEPT_SIDE = 640  # pixels kept of an explained picture, more than pages and sheets show
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file that cannot be explained."""
+
+    path: str
+    reason: str
+
+
+def find_pictures(sources: Sequence[str]) -> tuple[list[str], list[Skipped]]:
+    """Files as they are named and all pictures in folders, at any depth; what folders hold besides is skipped."""
+    found: dict[str, None] = {}  # in order, each once
+    skipped: list[Skipped] = []
+    for source in sources:
+        if not os.path.isdir(source):
+            found[source] = None
+            continue
+        files = sorted(os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names)
+        pictures = [file for file in files if Path(file).suffix.lower() in EXTENSIONS]
+        found.update(dict.fromkeys(pictures))
+        others = sorted(set(files) - set(pictures))
+        skipped += [Skipped(file, "its name does not end like a picture's") for file in others]
+        if not files:
+            skipped.append(Skipped(source, "the folder is empty"))
+    return list(found), skipped
+
+
+def explain_files(
+    classifier: Classifier,
+    paths: Sequence[str],
+    *,
+    top_classes: int = 3,
+    against: str | None = None,
+    advance: Advance | None = None,
+) -> Iterator[Explanation | Skipped]:
+    """One answer a file, in order. Files are read and explained in batches; few are in memory at any time."""
+
+    def read(path: str) -> Prepared | Skipped:
+        try:
+            return classifier.prepare(path)
+        except ImageError as error:
+            return Skipped(path, error.cause)
+
+    for start in range(0, len(paths), BATCH):
+        names = paths[start : start + BATCH]
+        read_B = list(map_in_threads(read, names))
+        good = {name: prepared for name, prepared in zip(names, read_B, strict=True) if isinstance(prepared, Prepared)}
+        explained: Iterator[Explanation] = iter(())
+        if good:
+            batch = list(good.values())
+            explained = iter(
+                explain_batch(classifier, batch, paths=list(good), top_classes=top_classes, against=against)
+            )
+        for answer in read_B:
+            yield answer if isinstance(answer, Skipped) else _slim(next(explained))
+        if advance:
+            advance(start + len(names), len(paths))
+
+
+def _slim(explanation: Explanation) -> Explanation:
+    """With a small picture in place of the camera's. Boxes keep their numbers: pixels of the file."""
+    picture = shrink(explanation.picture, KEPT_SIDE)
+    whole = View((0, 0, *picture.size), explanation.view.input_hw, (picture.height, picture.width))
+    return replace(explanation, image=picture, view=whole)
+
+
+class Folder:
+    """What is written about explained pictures: one sheet each, and a page and a JSON document about all."""
+
+    def __init__(self, path: Path, colours: str) -> None:
+        self.path, self.colours = path, colours
+        self.explanations: list[Explanation] = []
+        self.names: set[str] = {"explanations"}
+
+    def add(self, explanation: Explanation) -> str:
+        """Writes the sheet; gives its name."""
+        stem = Path(explanation.path or "picture").stem
+        name, copy = stem, 1
+        while name.lower() in self.names:  # file systems that fold case know only one of Owl.png and owl.png
+            copy += 1
+            name = f"{stem}-{copy}"
+        self.names.add(name.lower())
+        explanation.save(self.path / f"{name}.png", colours=self.colours)
+        self.explanations.append(explanation)
+        return f"{name}.png"
+
+    def finish(self, document: object) -> None:
+        write_explanations(self.path / PAGE, self.explanations, self.colours)
+        write_json(self.path / DATA, document)
