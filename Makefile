@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint benchmarks clean
+.PHONY: demo test browser lint benchmarks clean
 
 .venv/installed: pyproject.toml
 	@echo "== setting up .venv (torch and friends: a few minutes the first time)"
@@ -18,7 +18,16 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+# The tests of the pages look at them in Chromium, and are skipped, with a word, where there is none.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "== installing Chromium, in which the tests look at the pages"; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+			chromium chromium-driver >/dev/null; } || echo "== not installed; the tests of the pages are skipped"; \
+	else echo "== no chromium and chromedriver here, so the tests of the pages are skipped; install both to run them"; fi
+
+test: lint browser
 	$(BIN)/python -m pytest
 
 benchmarks: .venv/installed

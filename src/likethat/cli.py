@@ -10,10 +10,10 @@ from typing import Any
 
 from likethat import __version__
 from likethat.errors import Interrupted, UserError
-from likethat.verbs import certifying, data, explaining, training, using
+from likethat.verbs import baseline, certifying, data, explaining, shaping, training, using
 from likethat.verbs.common import DONE, INTERRUPTED, USERS_MISTAKE
 
-GROUPS = (training, using, data, explaining, certifying)
+GROUPS = (training, using, data, explaining, certifying, shaping, baseline)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _how_to_go_on(arguments: list[str]) -> str:
-    if "--out" not in arguments or arguments[0] == "demo":
+    if arguments[:1] not in (["train"], ["baseline"]):
         return ""
     kept = [word for word in arguments if word not in ("--resume", "--overwrite")]
     return f"; go on with: {shlex.join(['likethat', *kept, '--resume'])}"

@@ -42,9 +42,9 @@ class ModelConfig:
 @dataclass(frozen=True)
 class AugmentConfig:
     rotation: float = _option(15.0, "largest rotation in degrees")
-    skew: float = _option(0.1, "largest shift of a corner, as a share of the side")
+    skew: float = _option(0.05, "largest shift of a corner, as a share of the side")
     shear: float = _option(10.0, "largest shear in degrees")
-    distortion: float = _option(0.02, "largest elastic shift, as a share of the side; 0 turns it off")
+    distortion: float = _option(0.01, "largest elastic shift, as a share of the side; 0 turns it off")
     flip: float = _option(0.5, "chance of a left-right flip")
     compose: bool = _option(True, "warp each view in all these ways together instead of in one of them")
     zoom: float = _option(0.7, "smallest share of the sides that a view shows; 1 shows the whole picture")
@@ -62,7 +62,7 @@ class TrainConfig:
     joint_epochs: tuple[int, ...] = _option(
         (20,), "epochs of joint training before each projection, one number a cycle"
     )
-    freeze_norm: bool = _option(True, "keep BatchNorm's statistics as they came with the weights")
+    norm_images: int = _option(1000, "training images from which on the classifier stage updates BatchNorm's statistics")
     tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
     classifier_lr: float = _option(2e-4, "learning rate of the backbone in the classifier stage")
     head_lr: float = _option(2e-3, "learning rate of the plain classifier's linear layer")
@@ -107,13 +107,13 @@ def paper(backbone: str) -> Config:
             own_weight=1.0,
             other_weight=-0.5,
         ),
-        augment=AugmentConfig(skew=0.2, compose=False, zoom=1.0, jitter=0.0, erase=0.0),
+        augment=AugmentConfig(skew=0.2, distortion=0.02, compose=False, zoom=1.0, jitter=0.0, erase=0.0),
         train=TrainConfig(
             views=30,
             classifier_epochs=0,
             warm_epochs=5,
             joint_epochs=(6, 10, 10),
-            freeze_norm=False,
+            norm_images=0,
             tie=False,
             backbone_lr=1e-4,
             add_on_lr=3e-3,
@@ -231,7 +231,6 @@ def _check(config: Config) -> None:
         (config.train.views >= 1, "--views must be at least 1"),
         (config.train.classifier_epochs >= 0, "--classifier-epochs must not be negative"),
         (not config.train.tie or config.train.classifier_epochs > 0, "--tie needs --classifier-epochs above 0"),
-        (not config.train.tie or config.train.freeze_norm, "--tie needs --freeze-norm"),
         (0 < config.train.warm_up < 1, "--warm-up must lie between 0 and 1"),
         (
             config.train.classifier_epochs == 0 or config.model.add_on == "linear",

@@ -77,6 +77,8 @@ def train(
         record.write(out)
         torch.manual_seed(seed_for(config.train.seed, "weights"))
         model = create_protopnet(config.model, list(record.prototypes_of_class)).to(torch_device)
+        if torch_device.type == "cuda":
+            model = model.to(memory_format=torch.channels_last)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard else None

@@ -10,14 +10,20 @@ from pathlib import Path
 import torch
 
 from likethat import run_dir
-from likethat.classifier import Classifier
+from likethat.classifier import Classifier, load
 from likethat.data.dataset import PARTS, DataSet, Sample, fingerprint, open_dataset
 from likethat.errors import UserError
 from likethat.explaining.verify import Verification, verify
 from likethat.metrics.accuracy import Evaluation, evaluate_logits, logits_of
-from likethat.plain import PlainRun
+from likethat.plain import PlainRun, load_plain
 from likethat.progress import Display
 from likethat.run_dir import RunRecord
+
+
+def load_run(run: Path, device: str) -> Classifier | PlainRun:
+    """A run of any kind."""
+    is_plain = run_dir.read_record(run).kind == run_dir.BASELINE
+    return load_plain(run, device) if is_plain else load(run, device)
 
 
 def data_root(classifier: Classifier, data: str | None) -> Path:
@@ -103,14 +109,19 @@ def is_training_data(classifier: Classifier | PlainRun, dataset: DataSet) -> boo
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == first.sha256
 
 
-def evaluate_run(classifier: Classifier | PlainRun, data: str | None, display: Display) -> Evaluation:
-    """On the test images; of other data without a test part, on all of it."""
+def open_test_data(classifier: Classifier | PlainRun, data: str | None) -> tuple[DataSet, str]:
+    """A data set whose test part is what to evaluate on, and what that is called: of other data without a test part,
+    all of it."""
     dataset = open_run_data(classifier, data)
-    part, samples = "test", dataset.test
     if "test" in dataset.held_out and not is_training_data(classifier, dataset):
-        part, samples = "all", dataset.all_samples()
-    logits_NK = logits_of(classifier, dataset.root, samples, display)
-    label_N = torch.tensor([sample.label for sample in samples], device=logits_NK.device)
+        return replace(dataset, test=dataset.all_samples()), "all"
+    return dataset, "test"
+
+
+def evaluate_run(classifier: Classifier | PlainRun, data: str | None, display: Display) -> Evaluation:
+    dataset, part = open_test_data(classifier, data)
+    logits_NK = logits_of(classifier, dataset.root, dataset.test, display)
+    label_N = torch.tensor([sample.label for sample in dataset.test], device=logits_NK.device)
     return evaluate_logits(logits_NK, label_N, classifier.classes, part)
 
 

@@ -24,6 +24,7 @@ PROTOTYPES = "prototypes.json"
 PICTURES = "prototypes"
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
+PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
 MEMBERS = "members"
 STATE = "checkpoints/state.safetensors"
 PIXELS = "checkpoints/pixels.npy"
@@ -102,7 +103,6 @@ def prepare_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
         if not (out / CONFIG).is_file():
             raise UserError(f"{out} is not a run folder, so it is not overwritten; choose another --out.")
         shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager

@@ -30,7 +30,8 @@ def resolve_device(name: str = "auto") -> torch.device:
         raise UserError(f"This machine has no {device.type} device that torch can use; pass --device cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"There is no {device}; this machine has {torch.cuda.device_count()} CUDA devices.")
-    return device
+    # Tensors say cuda:0 of themselves, so the device must too.
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def exact_arithmetic() -> None:

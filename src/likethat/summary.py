@@ -14,6 +14,7 @@ from likethat.classifier import Classifier, read_prototypes
 from likethat.errors import UserError
 from likethat.explaining.verify import Verification
 from likethat.metrics.accuracy import Evaluation
+from likethat.plain import PlainRun
 
 SHOWN = 10  # rows of a long list
 
@@ -46,17 +47,18 @@ def describe_run(run: Path) -> dict[str, Any]:
     metrics = read_metrics(run)
     finished = (run / run_dir.REPORT).is_file()
     steps: dict[str, dict[str, Any]] = {entry["stage"]: entry for entry in metrics}
+    members = [run / folder for folder in record.member_folders()]
     description: dict[str, Any] = {
         "run": str(run),
         "finished": finished,
         "preset": record.config.preset,
-        "backbone": record.config.model.backbone,
+        "backbone": " + ".join(run_dir.read_record(member).config.model.backbone for member in members),
         "data": record.data.root,
         "kind": record.data.kind,
         "classes": list(record.data.classes),
         "images": record.data.counts,
         "prototypes": sum(record.prototypes_of_class),
-        "seconds": sum(entry.get("seconds", 0.0) for entry in metrics),
+        "seconds": sum(entry.get("seconds", 0.0) for folder in {run, *members} for entry in read_metrics(folder)),
     }
     if "project" in steps:
         description["validation"] = {
@@ -66,23 +68,33 @@ def describe_run(run: Path) -> dict[str, Any]:
     if "last_layer" in steps:
         description["validation"]["after_last_layer"] = steps["last_layer"]["val"]["accuracy"]
         description["connections_to_other_classes"] = steps["last_layer"]["nonzero_negative"]
+    if "prune" in steps:
+        description.setdefault("validation", {}).update(
+            before_pruning=steps["prune"]["before"]["accuracy"], after_pruning=steps["prune"]["after"]["accuracy"]
+        )
+        description["connections_to_other_classes"] = steps["prune"]["nonzero_negative"]
     if "test" in steps:
         description["test"] = {key: steps["test"][key] for key in ("images", "accuracy", "top5_accuracy")}
-    if finished:
+    if record.kind == run_dir.BASELINE:
+        del description["prototypes"]
+    elif finished:
         description["source_images"] = len({prototype.sha256 for prototype in read_prototypes(run)})
     return description
 
 
 def print_description(description: dict[str, Any]) -> None:
     images = ", ".join(f"{count} {part}" for part, count in description["images"].items())
+    is_plain = "prototypes" not in description
     rows = [
-        ("model", f"{description['backbone']}, preset {description['preset']}"),
+        ("model", f"{'plain ' * is_plain}{description['backbone']}, preset {description['preset']}"),
         ("data", f"{description['data']} ({description['kind']})"),
         ("classes", f"{len(description['classes'])}"),
         ("images", images),
-        ("prototypes", f"{description['prototypes']} from {description.get('source_images', 'no')} training images"),
-        ("training", f"{description['seconds']:.0f} s"),
     ]
+    if not is_plain:
+        sources = description.get("source_images", "no")
+        rows.append(("prototypes", f"{description['prototypes']} from {sources} training images"))
+    rows.append(("training", f"{description['seconds']:.0f} s"))
     for name, value in description.get("validation", {}).items():
         rows.append((f"validation {name.replace('_', ' ')}", f"{value:.1%}"))
     if "connections_to_other_classes" in description:
@@ -91,11 +103,12 @@ def print_description(description: dict[str, Any]) -> None:
         test = description["test"]
         rows.append(("test accuracy", f"{test['accuracy']:.1%} of {test['images']} images"))
     if not description["finished"]:
-        rows.append(("state", "unfinished; resume it with `likethat train ... --resume`"))
+        command = "baseline" if is_plain else "train"
+        rows.append(("state", f"unfinished; resume it with `likethat {command} ... --resume`"))
     _table(f"Run {description['run']}", rows)
 
 
-def print_summary(classifier: Classifier) -> None:
+def print_summary(classifier: Classifier | PlainRun) -> None:
     print_description(describe_run(classifier.path))
     print(f"Report: {(classifier.path / run_dir.REPORT).resolve()}")
 
@@ -129,3 +142,27 @@ def print_verification(verification: Verification) -> None:
 def print_predictions(predictions: list[dict[str, Any]]) -> None:
     for prediction in predictions:
         print(f"{prediction['path']}: {prediction['class_name']} ({prediction['probability']:.1%})")
+
+
+def print_pruning(pruned: dict[str, Any], out: Path) -> None:
+    removed = {name: count for name, count in pruned["removed"].items() if count}
+    rows = [(f"removed from {name}", f"{count}") for name, count in removed.items()]
+    rows += [
+        ("prototypes", f"{pruned['prototypes']} left, {sum(removed.values())} removed"),
+        ("connections", f"{pruned['connections']} are not zero"),
+        ("validation accuracy", f"{pruned['before']['accuracy']:.1%} before, {pruned['after']['accuracy']:.1%} after"),
+        ("test accuracy", f"{pruned['test']['accuracy']:.1%} of {pruned['test']['images']} images"),
+    ]
+    _table(f"Run {out}", rows)
+    print(f"Report: {(out / run_dir.REPORT).resolve()}")
+
+
+def print_combination(combined: dict[str, Any], out: Path) -> None:
+    rows = []
+    for member in combined["members"]:
+        alone = f"test accuracy {member['accuracy']:.1%}, " if "accuracy" in member else ""
+        rows.append((member["run"], f"{alone}{member['prototypes']} prototypes, {member['backbone']}"))
+    if "test" in combined:
+        rows.append(("together", f"test accuracy {combined['test']['accuracy']:.1%}"))
+    _table(f"Run {out}", rows)
+    print(f"Report: {(out / run_dir.REPORT).resolve()}")

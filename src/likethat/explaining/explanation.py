@@ -145,7 +145,7 @@ class Explanation:
             write_json(path, self.to_dict())
         elif path.suffix.lower() == ".png":
             with atomic_path(path) as temporary:
-                self.figure(colours).save(temporary, "PNG")
+                temporary.write_bytes(_png(self.figure(colours)))
         elif path.suffix.lower() in (".html", ".htm"):
             write_explanations(path, [self], colours)
         else:
@@ -153,9 +153,13 @@ class Explanation:
         return path
 
     def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        self.figure().save(buffer, "PNG")
-        return buffer.getvalue()
+        return _png(self.figure())
+
+
+def _png(picture: Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", compress_level=1)  # two times faster than Pillow's own choice and a tenth larger
+    return buffer.getvalue()
 
 
 def explain(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from likethat.checkpoint import write_json
 from likethat.classifier import Classifier, Prepared
 from likethat.data.check import map_in_threads
 from likethat.data.decode import ImageError, View
 from likethat.data.folder import EXTENSIONS
 from likethat.explaining.explanation import Explanation, explain_batch
-from likethat.explaining.page import write_explanations
 from likethat.explaining.render import shrink
 from likethat.progress import Advance
 
@@ -87,26 +86,31 @@ def _slim(explanation: Explanation) -> Explanation:
     return replace(explanation, image=picture, view=whole)
 
 
-class Folder:
-    """What is written about explained pictures: one sheet each, and a page and a JSON document about all."""
-
-    def __init__(self, path: Path, colours: str) -> None:
-        self.path, self.colours = path, colours
-        self.explanations: list[Explanation] = []
-        self.names: set[str] = {"explanations"}
-
-    def add(self, explanation: Explanation) -> str:
-        """Writes the sheet; gives its name."""
-        stem = Path(explanation.path or "picture").stem
+def sheet_names(paths: Sequence[str]) -> dict[str, str]:
+    """A file name for the sheet of every picture: after the picture, and after its folder where several are alike."""
+    alike = Counter(Path(path).stem.lower() for path in paths)
+    names: dict[str, str] = {}
+    taken = {""}  # lower case: some file systems know only one of Owl.png and owl.png
+    for path in paths:
+        own, folder = Path(path).stem, Path(path).resolve().parent.name
+        stem = own if alike[own.lower()] == 1 else f"{folder}-{own}"
         name, copy = stem, 1
-        while name.lower() in self.names:  # file systems that fold case know only one of Owl.png and owl.png
+        while name.lower() in taken:
             copy += 1
             name = f"{stem}-{copy}"
-        self.names.add(name.lower())
-        explanation.save(self.path / f"{name}.png", colours=self.colours)
-        self.explanations.append(explanation)
-        return f"{name}.png"
+        taken.add(name.lower())
+        names[path] = f"{name}.png"
+    return names
 
-    def finish(self, document: object) -> None:
-        write_explanations(self.path / PAGE, self.explanations, self.colours)
-        write_json(self.path / DATA, document)
+
+def save_sheets(
+    folder: Path, answers: Iterable[Explanation | Skipped], names: Mapping[str, str], colours: str
+) -> Iterator[Explanation | Skipped]:
+    """Passes answers on once their sheets are drawn: in threads, while the network is at the next ones."""
+
+    def save(answer: Explanation | Skipped) -> Explanation | Skipped:
+        if isinstance(answer, Explanation) and answer.path:
+            answer.save(folder / names[answer.path], colours)
+        return answer
+
+    return map_in_threads(save, answers)

@@ -63,5 +63,6 @@ def draw_box(image: Image.Image, box: Box, line: int = 2) -> Image.Image:
 def jpeg(image: Image.Image, quality: int = 88) -> bytes:
     buffer = io.BytesIO()
     # Colour in full resolution: these pictures are small, and feather by feather is what people look at.
-    image.save(buffer, "JPEG", quality=quality, subsampling=0, optimize=True)
+    # Not optimized: Pillow then needs the file to fit a buffer, which that of a noisy picture does not.
+    image.save(buffer, "JPEG", quality=quality, subsampling=0)
     return buffer.getvalue()

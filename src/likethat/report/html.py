@@ -16,6 +16,7 @@ from likethat.explaining.page import write_explanations as write_explanations
 from likethat.explaining.page import write_page
 from likethat.explaining.pictures import Pictures
 from likethat.report.curves import HEIGHT, WIDTH, charts
+from likethat.report.path import draw_path
 
 MOST_INLINE = 60  # prototypes whose pictures a report holds itself; of more it names the files in the run folder
 
@@ -27,6 +28,8 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
     by_class = {name: [p for p in classifier.prototypes if p.class_name == name] for name in classifier.classes}
     weight_KP = classifier.weight_KP
     counts = run_dir.read_config(run).get("data", {}).get("counts", {})
+    pruned = last.get("prune")
+    folders = {run, *(run / folder for folder in run_dir.read_record(run).member_folders())}
     inline = len(classifier.prototypes) <= MOST_INLINE
     # Two stores: pictures of the examples are defined once in the page, those of the gallery load when scrolled to.
     gallery, pictures = Pictures(inline), Pictures(inline)
@@ -37,8 +40,13 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         name=run.resolve().name,
         test=last.get("test"),
         interval=_wilson_interval(last["test"]) if "test" in last else None,
+        members=last.get("combine", {}).get("members"),
+        prune=pruned,
+        path_picture=draw_path(pruned["path"], pruned["chosen"], pruned["budget"])
+        if pruned and "path" in pruned
+        else None,
         cycles=_cycles(metrics),
-        seconds=sum(entry.get("seconds", 0.0) for entry in metrics),
+        seconds=sum(entry.get("seconds", 0.0) for folder in folders for entry in read_metrics(folder)),
         charts=charts(metrics),
         chart_size=(WIDTH, HEIGHT),
         classifier=classifier,
@@ -51,6 +59,26 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         explanations=explanations,
         gallery=gallery,
         pictures=pictures,
+    )
+
+
+def write_plain_report(run: Path, backbone: str, classes: Sequence[str]) -> Path:
+    """report.html of a baseline."""
+    metrics = read_metrics(run)
+    test = metrics[-1]
+    return write_page(
+        run / run_dir.REPORT,
+        "plain.html",
+        ["likethat.report"],
+        name=run.resolve().name,
+        test=test,
+        interval=_wilson_interval(test),
+        backbone=backbone,
+        classes=classes,
+        counts=run_dir.read_record(run).data.counts,
+        charts=charts(metrics),
+        chart_size=(WIDTH, HEIGHT),
+        cycles=(),
     )
 
 

@@ -118,7 +118,7 @@ def _train_epoch(
     optimizer = progress.optimizer_for(step.stage, settings)
     if progress.batch == 0:
         steps.begin_epoch(progress, step, train, config)
-    set_mode(progress.model, step.stage, settings)
+    set_mode(progress.model, step.stage, len(train), settings)
     place = (settings.seed, step.stage, step.epoch)
     batches = training_batches(len(train), settings.batch_size, settings.views, seed_for(*place))
     with display.task(str(step)) as advance:

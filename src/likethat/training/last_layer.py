@@ -31,6 +31,7 @@ from likethat.errors import UserError
 RIDGE = 1e-5
 _REFRESH = 20  # iterations between two metrics, after shorter gaps of 2, 4, 8 and 16 at the start
 import os
+FL=float(os.environ.get('FL','1e-2'));MV=int(os.environ.get('MV','1'));RS=float(os.environ.get('RS','1e9'));SC=float(os.environ.get('SC','30'))
 
 RS = float(os.environ.get("RS", "100"))
 SC = float(os.environ.get("SC", "30"))
@@ -87,9 +88,7 @@ def solve_last_layer(
     if start_KP.shape != problem.own_KP.shape:
         raise UserError(f"start weights have shape {tuple(start_KP.shape)}; give {tuple(problem.own_KP.shape)}")
     with _exact_arithmetic(score_NP.device.type):
-        weight_KP, residual, iterations = _solve(problem, start_KP.to(problem.score_NP), tol, max_iterations)
-        nonzero_negative = int(((weight_KP != 0) & ~problem.own_KP).sum())
-        return LastLayerSolution(weight_KP, _objective(problem, weight_KP), residual, iterations, nonzero_negative)
+        return _solve(problem, start_KP.to(problem.score_NP), tol, max_iterations)
 
 
 def solve_path(
@@ -120,7 +119,8 @@ def objective(
     """The value that `solve_last_layer` minimises, at the given weights."""
     problem = _problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
     with _exact_arithmetic(score_NP.device.type):
-        return _objective(problem, weight_KP.to(problem.score_NP))
+        weight_KP = weight_KP.to(problem.score_NP)
+        return _objective(problem, weight_KP, problem.score_NP @ weight_KP.T)
 
 
 def kkt_residual(
@@ -173,12 +173,11 @@ def _exact_arithmetic(device_type: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _objective(problem: _Problem, weight_KP: Tensor) -> float:
-    # The sums are taken in float64 on the CPU: some devices have no float64.
-    loss_N = F.cross_entropy(problem.score_NP @ weight_KP.T, problem.label_N, reduction="none").cpu().double()
-    penalty_KP = (problem.penalty_KP * weight_KP.abs()).cpu().double()
-    away_KP = (weight_KP - problem.own_KP.to(weight_KP)).cpu().double()
-    return float(loss_N.mean() + penalty_KP.sum() + 0.5 * problem.ridge * away_KP.square().sum())
+def _objective(problem: _Problem, weight_KP: Tensor, logits_NK: Tensor) -> float:
+    loss_N = F.cross_entropy(logits_NK, problem.label_N, reduction="none")
+    away_KP = weight_KP - problem.own_KP.to(weight_KP)
+    penalty_K = (problem.penalty_KP * weight_KP.abs() + 0.5 * problem.ridge * away_KP.square()).sum(1)
+    return float(_wide(loss_N).mean() + _wide(penalty_K).sum())
 
 
 def _gradient(problem: _Problem, weight_KP: Tensor, prob_NK: Tensor) -> Tensor:
@@ -206,8 +205,10 @@ def _metric(problem: _Problem, prob_NK: Tensor) -> _Metric:
     mean_KP = spread_KN @ problem.score_NP / mass_K1
     square_KP = spread_KN @ problem.score_NP.square()
     # The floor keeps the metric positive where rounding eats the variance (a prototype with almost constant scores).
-    variance_KP = torch.maximum(square_KP - mass_K1 * mean_KP.square(), 1e-3 * square_KP) + 1e-8
-    return _Metric(variance_KP, mean_KP, _wide(prob_NK.mean(0).diag() - prob_NK.T @ prob_NK / count))
+    variance_KP = torch.maximum(square_KP - mass_K1 * mean_KP.square(), FL * square_KP) + 1e-8
+    # diag(p) - p p^T as a graph Laplacian (rows sum to zero), which rounding cannot make indefinite.
+    edge_KK = _wide(prob_NK.T @ prob_NK / count).fill_diagonal_(0)
+    return _Metric(variance_KP, mean_KP, edge_KK.sum(1).diag() - edge_KK)
 
 
 def _wide(small: Tensor) -> Tensor:
@@ -263,24 +264,24 @@ def _proximal_step(
     return weight_KP, shift_K
 
 
-def _solve(problem: _Problem, weight_KP: Tensor, tol: float, max_iterations: int) -> tuple[Tensor, float, int]:
-    """Weights, their residual and the iterations taken; `_KP` and `_NK` pairs below always belong together."""
+def _solve(problem: _Problem, weight_KP: Tensor, tol: float, max_iterations: int) -> LastLayerSolution:
     logits_NK = problem.score_NP @ weight_KP.T
-    residual = _residual(problem, weight_KP, logits_NK)
+    value, residual = _objective(problem, weight_KP, logits_NK), _residual(problem, weight_KP, logits_NK)
     point_KP, point_logits_NK = weight_KP, logits_NK  # where momentum has carried us
     shift_K = _wide(torch.zeros_like(weight_KP[:, 0]))
     step_residual, momentum, scale = residual, 1.0, 1.0
     refresh_at, refresh_gap = 0, 2
     epsilon = torch.finfo(weight_KP.dtype).eps
 
-    iteration, stalled = 0, False
-    while residual > tol and iteration < max_iterations and not stalled:
+    iteration = 0
+    while residual > tol and iteration < max_iterations and scale < _MAX_SCALE:
         prob_NK = point_logits_NK.softmax(1)
-        if iteration == refresh_at or scale > RS:
-            metric = _metric(problem, prob_NK)
+        gradient_KP = _gradient(problem, point_KP, prob_NK)
+        if iteration >= refresh_at or scale > RS:
+            metric = _metric(problem, prob_NK if MV else logits_NK.softmax(1))
             scale = min(scale, SC)
             refresh_at, refresh_gap = iteration + refresh_gap, min(2 * refresh_gap, _REFRESH)
-        gradient_KP = _gradient(problem, point_KP, prob_NK)
+        iteration += 1
         while scale < _MAX_SCALE:
             inner_tol = max(0.1 * tol, 1e-3 * step_residual)
             new_KP, shift_K = _proximal_step(problem, metric, scale, point_KP, gradient_KP, shift_K, inner_tol)
@@ -293,25 +294,35 @@ def _solve(problem: _Problem, weight_KP: Tensor, tol: float, max_iterations: int
             if change <= scale * model + epsilon * rounding:
                 break
             scale *= min(max(1.5, change / max(scale * model, 1e-30)), 10.0) if math.isfinite(change) else 10.0
-        stalled = scale >= _MAX_SCALE
+        new_value = _objective(problem, new_KP, new_logits_NK)
+        if new_value > value + 10 * epsilon * abs(value):
+            # Momentum, or a step spoilt by rounding, led uphill: go back, and from there take shorter steps.
+            scale = scale if momentum > 1 else 10 * scale
+            momentum, point_KP, point_logits_NK = 1.0, weight_KP, logits_NK
+            continue
         # A subgradient at `new`, but for the change of the gradient since `point`.
         metric_step_KP = metric.diagonal_KP * step_KP + metric.mean_KP * force_K[:, None].to(step_KP)
         pseudo_KP = -(scale * metric_step_KP + problem.ridge * step_KP)
         moved_KP = new_KP - weight_KP
-        if float((pseudo_KP * moved_KP).sum()) > 0:  # momentum leads uphill: restart it
+        if float((pseudo_KP * moved_KP).sum()) > 0:  # momentum points uphill: restart it
             momentum, point_KP, point_logits_NK = 1.0, new_KP, new_logits_NK
         else:
             next_momentum = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
             carry, momentum = (momentum - 1) / next_momentum, next_momentum
             point_KP = new_KP + carry * moved_KP
             point_logits_NK = new_logits_NK + carry * (new_logits_NK - logits_NK)
-        weight_KP, logits_NK = new_KP, new_logits_NK
+        weight_KP, logits_NK, value = new_KP, new_logits_NK, new_value
         scale = max(0.9 * scale, min(scale, 1.2 * change / max(model, 1e-30)))
-        iteration += 1
         step_residual = float(pseudo_KP.abs().max())
-        if step_residual <= tol or iteration == max_iterations or stalled:
+        if step_residual <= tol:
             residual = _residual(problem, weight_KP, logits_NK)
-    return weight_KP, residual, iteration
+    return LastLayerSolution(
+        weight_KP=weight_KP,
+        objective=value,
+        kkt_residual=_residual(problem, weight_KP, logits_NK),
+        iterations=iteration,
+        nonzero_negative=int(((weight_KP != 0) & ~problem.own_KP).sum()),
+    )
 
 
 def _curvature(prob_NK: Tensor, move_NK: Tensor) -> tuple[float, float]:

@@ -93,14 +93,14 @@ def lr_factor(step: Step, progress: float, config: TrainConfig) -> float:
     return 0.5 + 0.5 * math.cos(math.pi * (done - config.warm_up) / (1 - config.warm_up))
 
 
-def set_mode(model: ProtoPNet, stage: str, config: TrainConfig) -> None:
+def set_mode(model: ProtoPNet, stage: str, images: int, config: TrainConfig) -> None:
     """From a projection until joint training resumes nothing before the last layer moves, BatchNorm included.
 
-    With `freeze_norm` BatchNorm never moves: few images give poor statistics, and tied prototypes must be what the
-    network makes of them in evaluation.
+    Few images give poor statistics, so BatchNorm then keeps those that came with the weights; and tied prototypes
+    must be what the network makes of them in evaluation, so they never see others.
     """
     model.train(stage in ("classifier", "warm", "joint"))
-    if config.freeze_norm:
+    if images < config.norm_images or (config.tie and stage != "classifier"):
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()

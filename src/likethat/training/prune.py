@@ -14,7 +14,8 @@ from likethat.training.last_layer import LastLayerSolution, solve_last_layer
 from likethat.training.losses import leave_source_out
 
 NEAREST, THRESHOLD = 6, 3  # the paper's k and tau
-PATH_POINTS, PATH_SPAN = 24, 1e-4  # lambdas of a path, and the smallest of them as a share of the largest
+MARGIN = 3e-5  # above the largest gradient; the solver leaves errors of 1e-5
+PATH_POINTS, PATH_SPAN = 32, 1e-3  # lambdas of a path, and the smallest of them as a share of the largest
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def largest_lambda(scores: CachedScores, settings: TrainConfig) -> float:
     error_NK[torch.arange(len(error_NK)), scores.label_N] -= 1
     gradient_KP = error_NK.T @ score_NP.to(error_NK) / len(error_NK)
     other_KP = scores.class_P != torch.arange(scores.num_classes, device=scores.class_P.device)[:, None]
-    return float((gradient_KP * other_KP).abs().max())
+    return float((gradient_KP * other_KP).abs().max()) + MARGIN
 
 
 @dataclass(frozen=True)

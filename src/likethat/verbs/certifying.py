@@ -16,15 +16,15 @@ def certify(args: argparse.Namespace) -> int:
     """Prove for each test image that the last projection did not change its prediction."""
     from likethat.classifier import load
     from likethat.explaining.certificate import certify
-    from likethat.run_data import open_run_data
+    from likethat.run_data import open_test_data
 
     classifier = load(args.run, args.device)
-    dataset = open_run_data(classifier, args.data)
+    dataset, part = open_test_data(classifier, args.data)
     if not dataset.test:
         raise UserError(f"{dataset.root} has no test images; name data that has some with --data DATA.")
     with display_of(args).task("certifying") as advance:
         certificate = certify(classifier, dataset.root, dataset.test, advance)
-    document = document_of(certificate, classifier.classes)
+    document = {"part": part, **document_of(certificate, classifier.classes)}
     answer(args, document, lambda: _print(document))
     return CHECK_FAILED if certificate.refuted else DONE
 
@@ -93,27 +93,28 @@ def _verdict(verdict: Verdict, classes: tuple[str, ...]) -> dict[str, Any]:
 def _print(document: dict[str, Any]) -> None:
     from likethat.summary import _table
 
-    theorem, bound = document["theorem"], document["bound"]
-    rows = [("theorem 2.1", f"does not apply: {theorem['reason']}")]
+    theorem, bound, rows = document["theorem"], document["bound"], []
     if theorem["applies"]:
-        rows = [
-            ("theorem 2.1: (A1) and (A2) hold", f"{theorem['covered']:.1%}"),
-            ("theorem 2.1: certified", f"{theorem['certified']:.1%}"),
-        ]
+        rows.append(("covered by theorem 2.1", f"{theorem['covered']:.1%}"))
+        rows.append(("certified by theorem 2.1", f"{theorem['certified']:.1%}"))
     if theorem["delta"]:
         delta = theorem["delta"]
-        rows.append(("delta", f"{delta['min']:.3f} to {delta['max']:.3f}, median {delta['median']:.3f}"))
+        rows.append(("delta where covered", f"{delta['min']:.3f} to {delta['max']:.3f}, median {delta['median']:.3f}"))
     rows += [
-        ("bound, weights 1 and 0: certified", f"{bound['certified_a4']:.1%}"),
-        ("bound, weights 1 and 0: predictions that changed", f"{document['changed_a4']:.1%}"),
-        ("bound, the run's last layer: certified", f"{bound['certified']:.1%}"),
-        ("bound, the run's last layer: predictions that changed", f"{document['changed']:.1%}"),
+        ("certified by the bound, (A4) weights", f"{bound['certified_a4']:.1%}"),
+        ("predictions changed, (A4) weights", f"{document['changed_a4']:.1%}"),
+        ("certified by the bound, the run's last layer", f"{bound['certified']:.1%}"),
+        ("predictions changed, the run's last layer", f"{document['changed']:.1%}"),
     ]
-    _table(f"The last projection, on {document['images']} images", rows)
+    _table(f"The last projection, on {document['images']} images ({document['part']})", rows)
+    if not theorem["applies"]:
+        print(f"Theorem 2.1 does not apply: {theorem['reason']}.")
     for path in document["refuted"]:
         print(f"{path}: certified, and yet its prediction CHANGED")
-    if not document["refuted"]:
-        print("No certified prediction changed.")
+    if not any((theorem["certified"], *bound.values())):
+        print("No prediction is certified: the prototypes moved too far, or the leads were too small, for a proof.")
+    elif not document["refuted"]:
+        print("None of the certified predictions changed.")
 
 
 def add_verbs(verbs: Any) -> None:

@@ -14,35 +14,35 @@ from likethat.verbs.common import DONE, add_verb, answer, display_of
 
 def explain(args: argparse.Namespace) -> int:
     """Why each picture got its class: scoring sheets as a page, as pictures and as JSON."""
+    from likethat.checkpoint import write_json
     from likethat.classifier import load
-    from likethat.explaining.files import DATA, PAGE, Folder, Skipped, explain_files, find_pictures
+    from likethat.explaining.files import DATA, PAGE, Skipped, explain_files, find_pictures, save_sheets, sheet_names
     from likethat.explaining.folder import whole_folder
+    from likethat.explaining.page import write_explanations
 
     out: Path | None = args.out or (None if args.json else Path("explanations"))
-    images: list[dict[str, Any]] = []
-    with whole_folder(out, DATA, overwrite=args.overwrite) if out else nullcontext() as new:
+    with whole_folder(out, DATA, overwrite=args.overwrite) if out else nullcontext() as folder:
         classifier = load(args.run, args.device)
-        folder = Folder(new, args.colours) if new else None
         paths, skipped = find_pictures(args.images)
+        names = sheet_names(paths) if folder else {}
         with display_of(args).task("explaining") as advance:
             answers = explain_files(
                 classifier, paths, top_classes=args.top_classes, against=args.against, advance=advance
             )
-            for found in answers:
-                if isinstance(found, Skipped):
-                    skipped.append(found)
-                    continue
-                sheet = {"sheet": folder.add(found)} if folder else {}
-                images.append({**found.to_dict(args.maps), **sheet})
+            answered = list(save_sheets(folder, answers, names, args.colours) if folder else answers)
+        skipped += [found for found in answered if isinstance(found, Skipped)]
+        explanations = [found for found in answered if not isinstance(found, Skipped)]
         for entry in skipped:
             print(f"likethat: skipped {entry.path}: {entry.reason}", file=sys.stderr)
-        if not images:
+        if not explanations:
             raise UserError(
                 "Nothing was explained, since no picture was found; name pictures or folders with pictures."
             )
+        images = [{**found.to_dict(args.maps), "sheet": names.get(found.path or "")} for found in explanations]
         document = {"images": images, "skipped": [vars(entry) for entry in skipped]}
         if folder:
-            folder.finish(document)
+            write_explanations(folder / PAGE, explanations, args.colours)
+            write_json(folder / DATA, document)
 
     def show() -> None:
         for image in images:
@@ -51,6 +51,31 @@ def explain(args: argparse.Namespace) -> int:
             print(f"Page: {(out / PAGE).resolve()}")
 
     answer(args, document, show)
+    return DONE
+
+
+def atlas(args: argparse.Namespace) -> int:
+    """What every prototype looks for: the nearest patches in training and test pictures, as a page and as JSON."""
+    from likethat.classifier import load
+    from likethat.explaining.atlas import check_unchanged, make_atlas
+    from likethat.explaining.folder import whole_folder
+    from likethat.report.atlas import DATA, PAGE, write_atlas
+    from likethat.run_data import open_run_data
+
+    classifier = load(args.run, args.device)
+    out: Path = args.out or args.run / "atlas"
+    display = display_of(args)
+    with whole_folder(out, DATA, overwrite=args.overwrite) as folder:
+        dataset = open_run_data(classifier, args.data)
+        check_unchanged(classifier, dataset)
+        made = make_atlas(classifier, dataset, args.k, display)
+        with display.task("drawing") as advance:
+            write_atlas(folder, made, advance)
+    print(
+        f"{len(made.entries)} prototypes: {len(made.mixed)} with mixed neighbours, {len(made.duplicates)} duplicates, "
+        f"{len(made.never_used)} never used"
+    )
+    print(f"Atlas: {(out / PAGE).resolve()}")
     return DONE
 
 
@@ -67,3 +92,8 @@ def add_verbs(verbs: Any) -> None:
     verb.add_argument(
         "--colours", choices=("ember", "jet"), default="ember", help="of activation maps (default: ember)"
     )
+
+    verb = add_verb(verbs, "atlas", atlas, run=True, data=True)
+    verb.add_argument("--k", type=int, default=5, help="neighbours of each prototype (default: 5)")
+    verb.add_argument("--out", type=Path, metavar="DIR", help="folder to make (default: RUN/atlas)")
+    verb.add_argument("--overwrite", action="store_true", help="replace an earlier atlas in --out")

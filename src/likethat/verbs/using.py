@@ -10,11 +10,10 @@ from likethat.verbs.common import CHECK_FAILED, DONE, add_verb, answer, display_
 
 def evaluate(args: argparse.Namespace) -> int:
     """Accuracy of a run on its test images, or on other data."""
-    from likethat.classifier import load
-    from likethat.run_data import evaluate_run
+    from likethat.run_data import evaluate_run, load_run
     from likethat.summary import print_evaluation
 
-    evaluation = evaluate_run(load(args.run, args.device), args.data, display_of(args))
+    evaluation = evaluate_run(load_run(args.run, args.device), args.data, display_of(args))
     answer(args, evaluation.to_dict(), lambda: print_evaluation(evaluation))
     return DONE
 

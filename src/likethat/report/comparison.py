@@ -1,0 +1,134 @@
+"""Three ways to explain one picture side by side, after the paper's Figure 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from likethat.classifier import Classifier, Source
+from likethat.data.decode import Box, to_input
+from likethat.errors import UserError
+from likethat.explaining.explanation import Explanation, Row, explain
+from likethat.explaining.heat import overlay
+from likethat.explaining.render import fit, read_picture, scaled
+from likethat.explaining.sheet import ACCENT, MARGIN, SCALE, SOFT, WIDTH, Canvas, one_line
+from likethat.plain import PlainRun
+
+COLOURS = ("#e11d48", "#2563eb", "#f59e0b")  # of the parts shown, most points first
+MOST_OVERLAP = 0.5  # of two parts shown; beyond it they are the same part
+SIDE, GAP, TOP, HEIGHT = 206, 22, 92, 360  # of a panel's picture, between panels, above pictures, of the figure
+CASES = MARGIN + 2 * (SIDE + GAP)  # where the third panel begins
+THUMB = 62
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A plain classifier's answer and the share of every patch in it: their mean is the class's logit."""
+
+    class_name: str
+    probability: float
+    map_HW: Tensor
+
+
+@torch.no_grad()
+def class_activation(plain: PlainRun, image: Image.Image, crop_to: Box | None = None) -> Attention:
+    """The class activation map of the predicted class. `image` is upright."""
+    pixels, _ = to_input(image, crop_to, plain.model.backbone.input_size)
+    x_13HW = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(plain.device).float() / 255
+    logits_1HWK = plain.model.head(plain.model.backbone(x_13HW).permute(0, 2, 3, 1))
+    logits_K = logits_1HWK.mean((0, 1, 2))
+    best = int(logits_K.argmax())
+    return Attention(plain.classes[best], float(logits_K.softmax(0)[best]), logits_1HWK[0, :, :, best].cpu())
+
+
+def comparison_figure(
+    classifier: Classifier, plain: PlainRun, image: Source, crop_to: Box | None = None
+) -> Image.Image:
+    """What a plain classifier, one with part attention, and a ProtoPNet can say about a picture."""
+    if set(classifier.classes) != set(plain.classes):
+        raise UserError(f"{classifier.path} and {plain.path} know different classes; compare runs on the same data.")
+    explanation = explain(classifier, image, crop_to=crop_to, top_classes=1)
+    attention = class_activation(plain, explanation.image, crop_to)
+    rows = distinct_parts(explanation.predicted.rows, len(COLOURS))
+    picture, best = fit(explanation.picture, SIDE * SCALE), explanation.predicted
+    verdict = f"{best.name}, {best.probability:.1%}"
+    canvas = Canvas(HEIGHT)
+    for x, title, text in (
+        (MARGIN, "Object attention", "a plain classifier: where it looked"),
+        (MARGIN + SIDE + GAP, "Part attention", "which parts it looked at"),
+        (CASES, "Parts and prototypical cases", "which parts, and what they look like"),
+    ):
+        canvas.text(x, 34, title, 16, bold=True)
+        canvas.text(x, 60, text, 12, SOFT)
+    _panel(canvas, MARGIN, overlay(picture, attention.map_HW), f"{attention.class_name}, {attention.probability:.1%}")
+    boxes = [scaled(row.match.share, *picture.size) for row in rows]
+    _panel(canvas, MARGIN + SIDE + GAP, draw_parts(picture, boxes), verdict)
+    for number, row in enumerate(rows):
+        _draw_case(canvas, TOP + number * (THUMB + 10), explanation, row, COLOURS[number])
+    canvas.text(CASES, TOP + SIDE + 10, one_line(verdict, WIDTH - MARGIN - CASES, 13), 13, bold=True)
+    given = sum(row.points for row in rows)
+    canvas.text(CASES, TOP + SIDE + 30, f"{given:.2f} of its {best.logit:.2f} points come from these parts", 11, SOFT)
+    return canvas.image
+
+
+def _panel(canvas: Canvas, x: int, picture: Image.Image, verdict: str) -> None:
+    canvas.picture(x, TOP, picture, SIDE)
+    canvas.text(x, TOP + SIDE + 10, one_line(verdict, SIDE, 13), 13, bold=True)
+
+
+def distinct_parts(rows: Sequence[Row], most: int) -> list[Row]:
+    """The rows with most points whose boxes do not lie on each other."""
+    chosen: list[Row] = []
+    for row in sorted(rows, key=lambda row: -row.points):
+        if row.points > 0 and all(overlap(row.match.share, other.match.share) <= MOST_OVERLAP for other in chosen):
+            chosen.append(row)
+        if len(chosen) == most:
+            break
+    return chosen
+
+
+def overlap(a: Box, b: Box) -> float:
+    """Intersection over union."""
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    both = max(0.0, width) * max(0.0, height)
+    return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
+
+
+def draw_parts(picture: Image.Image, boxes: Sequence[Box]) -> Image.Image:
+    """A copy with the boxes in the colours of the parts, those with most points on top."""
+    picture = picture.copy()
+    draw = ImageDraw.Draw(picture)
+    for box, colour in reversed(list(zip(boxes, COLOURS, strict=False))):
+        x0, y0, x1, y1 = (round(value) for value in box)
+        x1, y1 = min(x1, picture.width) - 1, min(y1, picture.height) - 1
+        for inset, line in enumerate(["white"] + [colour] * 2 * SCALE + ["white"]):
+            if x1 - x0 > 2 * inset and y1 - y0 > 2 * inset:
+                draw.rectangle((x0 + inset, y0 + inset, x1 - inset, y1 - inset), outline=line)
+    return picture
+
+
+def _draw_case(canvas: Canvas, y: int, explanation: Explanation, row: Row, colour: str) -> None:
+    """A part of the picture, the prototype it looks like, and the training picture that is from."""
+    match, prototype = row.match, row.match.prototype
+    whole, side = explanation.picture, THUMB * SCALE
+    x0, y0, x1, y1 = (round(value) for value in scaled(match.share, *whole.size))
+    part = whole.crop((x0, y0, max(x1, x0 + 1), max(y1, y0 + 1)))
+    source = read_picture(explanation.run, prototype.source).convert("RGB")
+    scale = side / max(source.size)
+    box = tuple(value * scale for value in prototype.source_box)
+    pictures = (fit(part, side), fit(read_picture(explanation.run, prototype.crop), side), fit(source, side))
+    x = CASES
+    canvas.draw.rectangle([v * SCALE for v in (x, y, x + 4, y + THUMB)], fill=colour)
+    canvas.picture(x + 10, y, pictures[0], THUMB)
+    canvas.text(x + 10 + THUMB + 26, y + THUMB / 2, "looks like", 10, SOFT, anchor="mm")
+    canvas.picture(x + 10 + THUMB + 52, y, pictures[1], THUMB)
+    outlined = pictures[2].copy()
+    ImageDraw.Draw(outlined).rectangle(box, outline=colour, width=2 * SCALE)
+    canvas.picture(x + 10 + 2 * THUMB + 58, y, outlined, THUMB)
+    left = x + 10 + 3 * THUMB + 68
+    canvas.text(left, y + THUMB / 2 - 8, f"{row.points:+.2f}", 15, ACCENT, anchor="lm", bold=True)
+    canvas.text(left, y + THUMB / 2 + 12, "points", 11, SOFT, anchor="lm")

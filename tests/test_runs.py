@@ -1,0 +1,252 @@
+"""A run as a user sees it: made, proven, asked, moved, damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from runs import DEFAULT, PAPER, TINY, likethat, make_tiny_birds
+from safetensors.torch import load_file, save_file
+
+import likethat as package
+from likethat.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_birds(tmp_path_factory.mktemp("birds") / "data")
+
+
+@pytest.fixture(scope="module")
+def run(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    likethat("train", birds, "--out", folder, *DEFAULT, "--tensorboard")
+    return folder
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(run, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def one_sentence(stderr: str) -> str:
+    lines = [line for line in stderr.strip().splitlines() if line]
+    assert len(lines) == 1, stderr
+    assert lines[0].startswith("likethat: ")
+    return lines[0]
+
+
+def test_run_folder_holds_what_is_promised(run: Path) -> None:
+    for name in ("config.json", "model.safetensors", "prototypes.json", "metrics.jsonl", "report.html", "checkpoints"):
+        assert (run / name).exists()
+    prototypes = json.loads((run / "prototypes.json").read_text())["prototypes"]
+    assert len(prototypes) == 9
+    for prototype in prototypes:
+        assert len(prototype["sha256"]) == 64
+        assert prototype["moved"] >= 0
+        x0, y0, x1, y1 = prototype["cell"]
+        assert (x1 - x0, y1 - y0) == (32, 32)  # a 2x2 map over 64 pixels
+        assert (prototype["column"] * 32, prototype["row"] * 32) == (x0, y0)
+        for picture in ("crop", "source"):
+            assert min(Image.open(run / prototype[picture]).size) > 0
+    assert not list(run.rglob("*.pkl")) + list(run.rglob("*.pt")) + list(run.rglob("*.pth"))
+    stages = [json.loads(line)["stage"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    one_cycle = ["joint", "project", "last_layer"]
+    assert stages == ["classifier"] * 2 + ["choose", "joint", *one_cycle, *one_cycle, "test"]
+    assert list((run / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize("options", [DEFAULT, PAPER], ids=["default", "paper"])
+def test_verify_proves_every_prototype(birds: Path, tmp_path: Path, options: list[str]) -> None:
+    likethat("train", birds, "--out", tmp_path / "run", *options)
+    document = json.loads(likethat("verify", tmp_path / "run", "--json").stdout)
+    assert document["passed"]
+    assert document["prototypes"] == 9
+    assert document["max_error"] < 1e-5
+
+
+def test_verify_finds_a_changed_image_a_missing_one_and_a_changed_model(
+    birds: Path, copy: Path, tmp_path: Path
+) -> None:
+    prototypes = json.loads((copy / "prototypes.json").read_text())["prototypes"]
+    paths = list(dict.fromkeys(prototype["path"] for prototype in prototypes))
+    data = tmp_path / "data"
+    shutil.copytree(birds, data)
+    Image.new("RGB", (64, 64)).save(data / paths[0])
+    (data / paths[1]).unlink()
+    done = likethat("verify", copy, "--data", data, "--json", check=1)
+    failures = {failure["path"]: failure["reason"] for failure in json.loads(done.stdout)["failures"]}
+    assert set(failures) == {paths[0], paths[1]}
+    assert "changed" in failures[paths[0]]
+    assert "cannot be read" in failures[paths[1]]
+    tensors = load_file(copy / "model.safetensors")
+    tensors["prototype_layer.prototype_PDhw"][4] += 1e-3
+    save_file(tensors, copy / "model.safetensors")
+    done = likethat("verify", copy, "--json", check=1)
+    assert [failure["prototype"] for failure in json.loads(done.stdout)["failures"]] == [4]
+    assert "NOT proven" in likethat("verify", copy, check=1).stdout
+
+
+def test_nothing_before_the_last_layer_moves_after_projection(birds: Path, tmp_path: Path) -> None:
+    """The published code let BatchNorm drift here. With BatchNorm training on, the proof must still hold."""
+    likethat("train", birds, "--out", tmp_path / "run", *PAPER, "--joint-epochs", "2")
+    assert json.loads(likethat("verify", tmp_path / "run", "--json").stdout)["passed"]
+
+
+def test_evaluate_agrees_with_training_and_with_predict(birds: Path, run: Path) -> None:
+    evaluation = json.loads(likethat("evaluate", run, "--json").stdout)
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert evaluation["accuracy"] == last["accuracy"]
+    assert evaluation["images"] == 9
+    images = sorted((birds / "test").rglob("*.jpg"))
+    answers = json.loads(likethat("predict", run, *images, "--json").stdout)["images"]
+    right = [answer["class_name"] == Path(answer["path"]).parent.name for answer in answers]
+    assert sum(right) / 9 == pytest.approx(evaluation["accuracy"])
+    assert sum(answers[0]["probabilities"].values()) == pytest.approx(1)
+
+
+def test_other_data_is_evaluated_whole_and_the_same_data_elsewhere_on_its_test_part(
+    birds: Path, run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(birds, tmp_path / "moved")
+    assert json.loads(likethat("evaluate", run, "--data", tmp_path / "moved", "--json").stdout)["images"] == 9
+    shutil.copytree(make_tiny_birds(tmp_path / "new", seed=5) / "train", tmp_path / "flat")
+    evaluation = json.loads(likethat("evaluate", run, "--data", tmp_path / "flat", "--json").stdout)
+    assert (evaluation["images"], evaluation["part"]) == (18, "all")
+    (tmp_path / "flat" / "Dodo").mkdir()
+    for number in range(3):
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / "flat" / "Dodo" / f"{number}.png")
+    refused = likethat("evaluate", run, "--data", tmp_path / "flat", check=2)
+    assert "Dodo" in one_sentence(refused.stderr)
+
+
+def test_python_interface(birds: Path, run: Path, tmp_path: Path) -> None:
+    model = package.load(run, device="cpu")
+    image = next((birds / "test").rglob("*.jpg"))
+    prediction = model.predict(image)
+    assert prediction.class_name in model.classes
+    same = [model.predict(source) for source in (str(image), image.read_bytes(), Image.open(image))]
+    assert all(other == prediction for other in same)
+    for other in model.predict([image, image]):
+        assert other.class_name == prediction.class_name
+        assert other.probability == pytest.approx(prediction.probability, abs=1e-5)
+    network = model.networks[0]
+    assert isinstance(network, torch.nn.Module)
+    output = network(torch.rand(2, 3, 64, 64))
+    assert torch.allclose(output.score_BP @ network.last_layer.weight.T, output.logits_BK, atol=1e-5)
+    options = {"backbone": "test_resnet", "weights": "none", "input_size": 64, "latent_width": 16, "batch_size": 8}
+    trained = package.train(
+        birds, out=tmp_path / "r", device="cpu", prototypes_per_class=2, classifier_epochs=1, joint_epochs=1, **options
+    )
+    assert len(trained.prototypes) == 6
+
+
+def test_a_run_explains_without_the_data_set(run: Path, birds: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "alone")
+    image = tmp_path / "new.jpg"
+    shutil.copy(next((birds / "test").rglob("*.jpg")), image)
+    hidden = birds.with_name("hidden")
+    birds.rename(hidden)
+    try:
+        assert likethat("predict", tmp_path / "alone", image).stdout.startswith(str(image))
+        assert "--data" in one_sentence(likethat("evaluate", tmp_path / "alone", check=2).stderr)
+        assert "--data" in one_sentence(likethat("verify", tmp_path / "alone", check=2).stderr)
+        assert likethat("verify", tmp_path / "alone", "--data", hidden).returncode == 0
+    finally:
+        hidden.rename(birds)
+
+
+def test_existing_folders_are_not_lost(birds: Path, run: Path, tmp_path: Path) -> None:
+    before = (run / "model.safetensors").read_bytes()
+    assert "--overwrite" in one_sentence(likethat("train", birds, "--out", run, *DEFAULT, check=2).stderr)
+    assert (run / "model.safetensors").read_bytes() == before
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
+    for flag in ([], ["--overwrite"]):
+        likethat("train", birds, "--out", tmp_path / "thesis", *DEFAULT, *flag, check=2)
+        assert (tmp_path / "thesis" / "chapter1.txt").read_text() == "years of work"
+    assert "finished already" in likethat("train", birds, "--out", run, *DEFAULT, "--resume").stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda run: (run / "config.json").unlink(), "not a run folder"),
+        (lambda run: (run / "config.json").write_text("{"), "damaged"),
+        (lambda run: (run / "config.json").write_text("[]"), "damaged"),
+        (lambda run: (run / "model.safetensors").write_bytes(b"\0" * 100), "damaged"),
+        (lambda run: (run / "model.safetensors").unlink(), "unfinished"),
+        (lambda run: (run / "prototypes.json").write_text('{"prototypes": [{}]}'), "damaged"),
+        (lambda run: shutil.rmtree(run), "no run folder"),
+    ],
+)
+def test_damaged_runs_get_a_sentence(copy: Path, damage: object, words: str) -> None:
+    damage(copy)  # type: ignore[operator]
+    with pytest.raises(UserError, match=words):
+        package.load(copy, device="cpu")
+
+
+def test_a_newer_run_asks_for_an_update(copy: Path, birds: Path) -> None:
+    document = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**document, "format": 99, "likethat": "7.0"}))
+    message = one_sentence(likethat("predict", copy, next((birds / "test").rglob("*.jpg")), check=2).stderr)
+    assert "newer likethat (7.0)" in message
+
+
+def test_bad_images_stop_training_before_any_work_or_are_skipped(birds: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(birds, data)
+    victims = sorted((data / "train").rglob("*.jpg"))[:4]
+    victims[0].write_bytes(b"")
+    victims[1].write_bytes(victims[1].read_bytes()[:300])
+    victims[2].write_text("<html>not found</html>")
+    shutil.copy(sorted((data / "test").rglob("*.jpg"))[0], victims[3])
+    check = json.loads(likethat("data", "check", data, "--json", check=1).stdout)
+    assert len(check["problems"]) == 4
+    done = likethat("train", data, "--out", tmp_path / "run", *DEFAULT, check=2)
+    for victim in victims[:3]:
+        assert str(victim.relative_to(data)) in done.stderr
+    assert "--skip-bad" in done.stderr
+    assert "classifier epoch" not in done.stderr
+    assert not (tmp_path / "run").exists()
+    done = likethat("train", data, "--out", tmp_path / "run", *DEFAULT, "--skip-bad")
+    assert "without 4 bad files" in done.stderr
+    assert json.loads(likethat("verify", tmp_path / "run", "--json").stdout)["passed"]
+    assert json.loads(likethat("evaluate", tmp_path / "run", "--json").stdout)["images"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "/nowhere", "--out", "x"], "/nowhere"),
+        (["train", "DATA", "--out", "x", "--batch-size", "few"], "--batch-size"),
+        (["train", "DATA", "--out", "x", "--backbone", "resnet_9000"], "resnet_9000"),
+        (["train", "DATA", "--out", "x", "--device", "tpu"], "tpu"),
+        (["train", "DATA", "--out", "x", "--preset", "best"], "best"),
+        (["train", "DATA"], "--out"),
+        (["fly"], "fly"),
+        (["predict", "RUN", "/nowhere.jpg"], "/nowhere.jpg"),
+        (["predict", "RUN", "DATA/species.json"], "species.json"),
+        (["data", "synth", "DATA"], "not empty"),
+        (["data", "synth", "x", "--species", "99"], "--species"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_exit_code_2(
+    birds: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    filled = [word.replace("DATA", str(birds)).replace("RUN", str(run)) for word in arguments]
+    done = likethat(*filled, check=2)
+    assert words in one_sentence(done.stderr)
+    assert done.stdout == ""
+
+
+def test_more_prototypes_than_patches_is_told(birds: Path, tmp_path: Path) -> None:
+    options = [*TINY, "--prototypes-per-class", "30", "--classifier-epochs", "1", "--joint-epochs", "1"]
+    message = likethat("train", birds, "--out", tmp_path / "run", *options, check=2).stderr.strip().splitlines()[-1]
+    assert "--prototypes-per-class" in message
