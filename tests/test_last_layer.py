@@ -189,6 +189,16 @@ def test_float32_and_same_bits_twice() -> None:
     assert half.kkt_residual <= 1e-5
 
 
+@pytest.mark.parametrize("mean", [0.5, 5.0])
+@pytest.mark.parametrize("gap", [0.2, 3.0])
+@pytest.mark.parametrize("ridge", [1e-6, 1e-4])
+def test_float32_reaches_the_default_tolerance(mean: float, gap: float, ridge: float) -> None:
+    """A large common mean and near-separable classes are what ruins the conditioning."""
+    score_NP, label_N, class_P, num_classes = make_problem(7, 600, (5,) * 20, gap, mean)
+    solution = solve_last_layer(score_NP.float(), label_N, class_P, num_classes, ridge=ridge)
+    assert solution.kkt_residual <= 1e-5
+
+
 def test_lower_matmul_precision_elsewhere_is_set_aside_and_restored() -> None:
     score_NP, label_N, class_P, num_classes = make_problem(5, images=300, prototypes=(4,) * 6)
     expected = solve_last_layer(score_NP.float(), label_N, class_P, num_classes)

@@ -30,11 +30,6 @@ from likethat.errors import UserError
 
 RIDGE = 1e-5
 _REFRESH = 20  # iterations between two metrics, after shorter gaps of 2, 4, 8 and 16 at the start
-import os
-FL=float(os.environ.get('FL','1e-2'));MV=int(os.environ.get('MV','1'));RS=float(os.environ.get('RS','1e9'));SC=float(os.environ.get('SC','30'))
-
-RS = float(os.environ.get("RS", "100"))
-SC = float(os.environ.get("SC", "30"))
 _MAX_SCALE = 1e12  # a step this much shorter than the metric suggests is lost in rounding
 
 
@@ -80,8 +75,8 @@ def solve_last_layer(
 ) -> LastLayerSolution:
     """Minimise the objective above until `kkt_residual` is at most `tol`, on the device of the scores.
 
-    Works in float64 for float64 scores and in float32 otherwise; float32 reaches residuals of about 1e-6.
-    Starts from `start_KP`, or from the own-class indicator.
+    Works in float64 for float64 scores, else in float32. Starts from `start_KP`, or from the own-class indicator.
+    float32 can stop short where the mean of the scores is tens of times their spread: look at the residual.
     """
     problem = _problem(score_NP, label_N, class_P, num_classes, lam, ridge)
     start_KP = problem.own_KP if start_KP is None else start_KP
@@ -106,10 +101,9 @@ def solve_path(
     data = (score_NP, label_N, class_P, num_classes)
     path: list[LastLayerSolution] = []
     for lam in lams:
-        start_KP = path[-1].weight_KP if path else None
-        path.append(
-            solve_last_layer(*data, lam=lam, ridge=ridge, start_KP=start_KP, tol=tol, max_iterations=max_iterations)
-        )
+        warm = path[-1].weight_KP if path else None
+        solution = solve_last_layer(*data, lam=lam, ridge=ridge, start_KP=warm, tol=tol, max_iterations=max_iterations)
+        path.append(solution)
     return path
 
 
@@ -118,8 +112,8 @@ def objective(
 ) -> float:
     """The value that `solve_last_layer` minimises, at the given weights."""
     problem = _problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
+    weight_KP = weight_KP.to(problem.score_NP)
     with _exact_arithmetic(score_NP.device.type):
-        weight_KP = weight_KP.to(problem.score_NP)
         return _objective(problem, weight_KP, problem.score_NP @ weight_KP.T)
 
 
@@ -132,16 +126,15 @@ def kkt_residual(
     that are not zero, and the excess of |g| over lam (0 if there is none) for those that are.
     """
     problem = _problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
+    weight_KP = weight_KP.to(problem.score_NP)
     with _exact_arithmetic(score_NP.device.type):
-        weight_KP = weight_KP.to(problem.score_NP)
         return _residual(problem, weight_KP, problem.score_NP @ weight_KP.T)
 
 
 def _problem(
     score_NP: Tensor, label_N: Tensor, class_P: Tensor, num_classes: int, lam: float, ridge: float
 ) -> _Problem:
-    fits = score_NP.ndim == 2 and score_NP.numel() and (*label_N.shape, *class_P.shape) == (*score_NP.shape,)
-    if not fits:
+    if score_NP.numel() == 0 or (*label_N.shape, *class_P.shape) != score_NP.shape:
         raise UserError(
             f"scores of shape {tuple(score_NP.shape)} do not fit {len(label_N)} labels and {len(class_P)} prototype "
             "classes; give one row and label an image, one column and class a prototype"
@@ -153,10 +146,9 @@ def _problem(
         raise UserError(f"the last layer needs lam >= 0 and ridge > 0; got lam {lam} and ridge {ridge}")
     if not bool(score_NP.isfinite().all()):
         raise UserError("the similarity scores hold NaN or infinity; check the network that made them")
-    dtype = torch.float64 if score_NP.dtype == torch.float64 else torch.float32
-    device = score_NP.device
-    label_N, class_P = label_N.to(device, torch.int64), class_P.to(device, torch.int64)
-    own_KP = class_P[None] == torch.arange(num_classes, device=device)[:, None]
+    dtype = torch.promote_types(score_NP.dtype, torch.float32)
+    label_N, class_P = (x.to(score_NP.device, torch.int64) for x in (label_N, class_P))
+    own_KP = class_P[None] == torch.arange(num_classes, device=score_NP.device)[:, None]
     target_NK = F.one_hot(label_N, num_classes).to(dtype)
     return _Problem(score_NP.detach().to(dtype), label_N, target_NK, own_KP, (~own_KP).to(dtype) * lam, ridge)
 
@@ -199,15 +191,14 @@ def _shrink(x: Tensor, by: Tensor) -> Tensor:
 
 
 def _metric(problem: _Problem, prob_NK: Tensor) -> _Metric:
-    count = len(prob_NK)
-    spread_KN = (prob_NK * (1 - prob_NK)).T / count
+    spread_KN = (prob_NK * (1 - prob_NK)).T / len(prob_NK)
     mass_K1 = spread_KN.sum(1, keepdim=True).clamp_min(1e-9)
     mean_KP = spread_KN @ problem.score_NP / mass_K1
     square_KP = spread_KN @ problem.score_NP.square()
     # The floor keeps the metric positive where rounding eats the variance (a prototype with almost constant scores).
-    variance_KP = torch.maximum(square_KP - mass_K1 * mean_KP.square(), FL * square_KP) + 1e-8
+    variance_KP = torch.maximum(square_KP - mass_K1 * mean_KP.square(), 1e-2 * square_KP) + 1e-8
     # diag(p) - p p^T as a graph Laplacian (rows sum to zero), which rounding cannot make indefinite.
-    edge_KK = _wide(prob_NK.T @ prob_NK / count).fill_diagonal_(0)
+    edge_KK = _wide(prob_NK.T @ prob_NK / len(prob_NK)).fill_diagonal_(0)
     return _Metric(variance_KP, mean_KP, edge_KK.sum(1).diag() - edge_KK)
 
 
@@ -218,8 +209,8 @@ def _wide(small: Tensor) -> Tensor:
 
 def _proximal_step(
     problem: _Problem, metric: _Metric, scale: float, point_KP: Tensor, gradient_KP: Tensor, shift_K: Tensor, tol: float
-) -> tuple[Tensor, Tensor]:
-    """The minimiser of  gradient.d + d.(scale * metric + ridge).d / 2 + penalty |point + d|,  and its shift.
+) -> Tensor:
+    """point + d for the minimiser d of  gradient.d + d.(scale * metric + ridge).d / 2 + penalty |point + d|.
 
     Given the K numbers shift_k = mean_k.d_k the entries separate and are soft-thresholded; the shift itself solves
     K monotone, piecewise linear equations: Newton's method, with a line search on the convex function behind them.
@@ -249,7 +240,7 @@ def _proximal_step(
         previous = worst
         # Newton's direction -(I + diag(slope) coupling)^-1 error, through a symmetric system.
         root_K = _wide((metric.mean_KP * pull_KP * (weight_KP != 0)).sum(1)).sqrt()
-        factor_KK = torch.linalg.cholesky(eye_KK + root_K[:, None] * coupling_KK * root_K)
+        factor_KK = torch.linalg.cholesky_ex(eye_KK + root_K[:, None] * coupling_KK * root_K).L
         direction_K = root_K * torch.cholesky_solve((root_K * force_K)[:, None], factor_KK)[:, 0] - error_K
         descent, length = float(force_K @ direction_K), 1.0
         if descent >= 0:  # rounding: as good as it gets
@@ -261,7 +252,7 @@ def _proximal_step(
                 break
             length *= descent / (descent - ascent)
         shift_K = shift_K + length * direction_K
-    return weight_KP, shift_K
+    return weight_KP
 
 
 def _solve(problem: _Problem, weight_KP: Tensor, tol: float, max_iterations: int) -> LastLayerSolution:
@@ -271,20 +262,17 @@ def _solve(problem: _Problem, weight_KP: Tensor, tol: float, max_iterations: int
     shift_K = _wide(torch.zeros_like(weight_KP[:, 0]))
     step_residual, momentum, scale = residual, 1.0, 1.0
     refresh_at, refresh_gap = 0, 2
-    epsilon = torch.finfo(weight_KP.dtype).eps
-
-    iteration = 0
+    iteration, epsilon = 0, torch.finfo(weight_KP.dtype).eps
     while residual > tol and iteration < max_iterations and scale < _MAX_SCALE:
         prob_NK = point_logits_NK.softmax(1)
         gradient_KP = _gradient(problem, point_KP, prob_NK)
-        if iteration >= refresh_at or scale > RS:
-            metric = _metric(problem, prob_NK if MV else logits_NK.softmax(1))
-            scale = min(scale, SC)
+        step_tol = max(0.1 * tol, 1e-3 * step_residual)
+        if iteration == refresh_at:
+            metric, scale = _metric(problem, prob_NK), min(scale, 30.0)  # an old metric's scale says little now
             refresh_at, refresh_gap = iteration + refresh_gap, min(2 * refresh_gap, _REFRESH)
         iteration += 1
         while scale < _MAX_SCALE:
-            inner_tol = max(0.1 * tol, 1e-3 * step_residual)
-            new_KP, shift_K = _proximal_step(problem, metric, scale, point_KP, gradient_KP, shift_K, inner_tol)
+            new_KP = _proximal_step(problem, metric, scale, point_KP, gradient_KP, shift_K, step_tol)
             new_logits_NK = problem.score_NP @ new_KP.T
             step_KP = new_KP - point_KP
             shift_K = _wide((metric.mean_KP * step_KP).sum(1))
@@ -316,20 +304,13 @@ def _solve(problem: _Problem, weight_KP: Tensor, tol: float, max_iterations: int
         step_residual = float(pseudo_KP.abs().max())
         if step_residual <= tol:
             residual = _residual(problem, weight_KP, logits_NK)
-    return LastLayerSolution(
-        weight_KP=weight_KP,
-        objective=value,
-        kkt_residual=_residual(problem, weight_KP, logits_NK),
-        iterations=iteration,
-        nonzero_negative=int(((weight_KP != 0) & ~problem.own_KP).sum()),
-    )
+    others = int(((weight_KP != 0) & ~problem.own_KP).sum())
+    return LastLayerSolution(weight_KP, value, _residual(problem, weight_KP, logits_NK), iteration, others)
 
 
 def _curvature(prob_NK: Tensor, move_NK: Tensor) -> tuple[float, float]:
-    """How far the mean cross entropy rises above its tangent when the logits move, and the size of its terms.
-
-    Exact and free of cancellation, unlike a difference of two losses: log sum_k p_k exp(move_k - mean move).
-    """
+    """How far the mean cross entropy rises above its tangent when the logits move, and the size of its terms."""
+    # log sum_k p_k exp(move_k - mean move): unlike a difference of two losses, free of cancellation.
     centred_NK = move_NK - (prob_NK * move_NK).sum(1, keepdim=True)
     rise = torch.log1p((prob_NK * torch.expm1(centred_NK)).sum(1)).mean()
     return float(rise), float((prob_NK * centred_NK.abs()).sum(1).mean())

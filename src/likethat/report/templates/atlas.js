@@ -1,5 +1,6 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
+const combined = data.prototypes.some((prototype) => prototype.member > 0);
 const list = document.getElementById("list"), tools = document.getElementById("tools");
 
 function make(tag, attributes, ...children) {
@@ -61,7 +62,7 @@ function fill(node, prototype) {
       make("div", { class: "pair" },
         shot(`pictures/p${prototype.id}.webp`, 0, 0, "prototype " + prototype.id),
         shot(file, width, height, path, box)),
-      make("h3", {}, data.classes[prototype.label], make("small", {}, "prototype " + prototype.id)),
+      make("h3", {}, data.classes[prototype.label], make("small", {}, `prototype ${prototype.id}${combined ? ", network " + (prototype.member + 1) : ""}`)),
       ...tags,
       make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]))),
     make("div", {},
