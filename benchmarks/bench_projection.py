@@ -1,6 +1,6 @@
 """Projection against one plain inference pass over the same images.
 
-    python benchmarks/bench_projection.py [--device cpu] [--images 256] [--backbone resnet34]
+python benchmarks/bench_projection.py [--device cpu] [--images 256] [--backbone resnet34]
 """
 
 from __future__ import annotations

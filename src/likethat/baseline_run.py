@@ -13,6 +13,7 @@ from likethat.checkpoint import save_tensors
 from likethat.config import resolve
 from likethat.errors import UserError
 from likethat.metrics.accuracy import evaluate_logits
+from likethat.models.backbone import place
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import create_protopnet
 from likethat.pipeline import check_same_images, make_record, open_out, prepare
@@ -64,7 +65,8 @@ def train_baseline(
         record.write(out)
         # As `train` builds them: the same random weights, and a ProtoPNet around the backbone for the same training.
         torch.manual_seed(seed_for(config.train.seed, "weights"))
-        shell = create_protopnet(config.model, [config.model.prototypes_per_class] * len(classes)).to(torch_device)
+        prototypes_of_class = [config.model.prototypes_per_class] * len(classes)
+        shell = place(create_protopnet(config.model, prototypes_of_class), torch_device)
         model = PlainClassifier(shell.backbone, len(classes)).to(torch_device)
         progress = Progress(shell, model)
         train_images, val_images, test = (prepared.images[part] for part in ("train", "val", "test"))

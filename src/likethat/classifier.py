@@ -15,6 +15,7 @@ from likethat import run_dir
 from likethat.checkpoint import load_tensors, read_json
 from likethat.data.decode import Box, View, read_image, to_input
 from likethat.errors import UserError
+from likethat.models.backbone import place
 from likethat.models.protopnet import Output, ProtoPNet, create_protopnet
 from likethat.runtime import exact_arithmetic, resolve_device
 
@@ -133,7 +134,7 @@ def load(run: str | Path, device: str = "auto") -> Classifier:
             f"{run} is a plain classifier without prototypes; only `likethat evaluate`, `compare` and `info` take it."
         )
     exact_arithmetic()
-    members = [_load_network(run / folder).to(resolve_device(device)) for folder in record.member_folders()]
+    members = [place(_load_network(run / folder), resolve_device(device)) for folder in record.member_folders()]
     return Classifier(run, record.data.classes, members, read_prototypes(run))
 
 

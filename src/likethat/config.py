@@ -60,9 +60,9 @@ class TrainConfig:
     classifier_epochs: int = _option(40, "epochs of the plain classifier whose patches become prototypes; 0 for none")
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
     joint_epochs: tuple[int, ...] = _option(
-        (20,), "epochs of joint training before each projection, one number a cycle"
+        (30,), "epochs of joint training before each projection, one number a cycle"
     )
-    norm_images: int = _option(1000, "training images from which on the classifier stage updates BatchNorm's statistics")
+    norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
     tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
     classifier_lr: float = _option(2e-4, "learning rate of the backbone in the classifier stage")
     head_lr: float = _option(2e-3, "learning rate of the plain classifier's linear layer")

@@ -21,6 +21,7 @@ from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation, explain_batch
 from likethat.explaining.gallery import save_prototypes
 from likethat.metrics.accuracy import Evaluation, evaluate_logits
+from likethat.models.backbone import place
 from likethat.models.protopnet import ProtoPNet, create_protopnet
 from likethat.progress import Display
 from likethat.report.html import write_report
@@ -76,9 +77,7 @@ def train(
         check_same_images(saved, record, out)
         record.write(out)
         torch.manual_seed(seed_for(config.train.seed, "weights"))
-        model = create_protopnet(config.model, list(record.prototypes_of_class)).to(torch_device)
-        if torch_device.type == "cuda":
-            model = model.to(memory_format=torch.channels_last)
+        model = place(create_protopnet(config.model, list(record.prototypes_of_class)), torch_device)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard else None

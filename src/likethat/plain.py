@@ -10,7 +10,7 @@ import torch
 from likethat import run_dir
 from likethat.checkpoint import load_tensors
 from likethat.errors import UserError
-from likethat.models.backbone import create_backbone
+from likethat.models.backbone import create_backbone, place
 from likethat.models.baseline import PlainClassifier
 from likethat.runtime import exact_arithmetic, resolve_device
 
@@ -43,4 +43,4 @@ def load_plain(run: str | Path, device: str = "auto") -> PlainRun:
             f"{run / run_dir.MODEL} does not fit {run / run_dir.CONFIG}; restore both from one run."
         ) from error
     torch_device = resolve_device(device)
-    return PlainRun(run, record.data.classes, model.to(torch_device).eval(), torch_device)
+    return PlainRun(run, record.data.classes, place(model, torch_device).eval(), torch_device)

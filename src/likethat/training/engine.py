@@ -35,8 +35,6 @@ def train_step(
     torch.manual_seed(seed)
     x_B3HW, label_B = images.batch(index_B)
     x_B3HW = augment(x_B3HW, augment_config, torch.Generator().manual_seed(seed))
-    if images.device.type == "cuda":  # tensor cores want channels last
-        x_B3HW = x_B3HW.contiguous(memory_format=torch.channels_last)
     with mixed_precision(images.device):
         costs = costs_of(x_B3HW, label_B)
     optimizer.zero_grad(set_to_none=True)
