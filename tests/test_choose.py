@@ -72,7 +72,7 @@ def test_only_the_most_telling_patches_are_chosen() -> None:
         evidence = []
         for row in range(3):
             for column in range(3):
-                logits = plain.head(feature[n, :, row, column])
+                logits = plain.head(feature[n, :, row, column]).detach()
                 evidence.append((float(logits.log_softmax(0)[images.label_N[n]]), row, column))
         best = [(row, column) for _, row, column in sorted(evidence, reverse=True)[:count]]
         assert (int(source.row_P[p]), int(source.column_P[p])) in best

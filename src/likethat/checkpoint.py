@@ -40,6 +40,35 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def whole_folder(out: Path, marker: str, *, overwrite: bool) -> Iterator[Path]:
+    """A folder to fill that takes the place of `out` when the block succeeds, and is gone when it does not.
+
+    A folder that is not empty is replaced on request only, and only if it has the file `marker`: then it is an
+    earlier one of the same kind, and not something of the user's.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; choose another --out.")
+    if out.is_dir() and any(out.iterdir()):
+        if not (out / marker).is_file():
+            raise UserError(f"{out} is not empty and has no {marker}, so it is not replaced; choose another --out.")
+        if not overwrite:
+            raise UserError(f"{out} is there already; pass --overwrite to replace it, or another --out.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+            # The folder has its final name from the start, so that what is written in it may mention it.
+            new, old = Path(temporary) / out.resolve().name, Path(temporary) / ".replaced"
+            new.mkdir()
+            yield new
+            if out.exists():
+                out.rename(old)
+            new.rename(out)
+    except OSError as error:
+        shown = error.strerror or error
+        raise UserError(f"{out} could not be written ({shown}); make room or choose another --out.") from error
+
+
 def write_text(path: Path, text: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

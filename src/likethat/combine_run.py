@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from likethat import run_dir
+from likethat.checkpoint import whole_folder
 from likethat.classifier import Classifier, load
 from likethat.errors import UserError
 from likethat.metrics.accuracy import logits_of
@@ -38,6 +39,7 @@ def combine(
     *,
     data: str | None = None,
     device: str = "auto",
+    overwrite: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
     """Writes the run whose logits are the sums of theirs. Members of combined runs are taken one by one."""
@@ -48,7 +50,7 @@ def combine(
     if any(out.resolve().is_relative_to(part.path.resolve()) for part in parts):
         raise UserError(f"{out} lies inside a run that is to be combined; choose another --out.")
     _check_alike(parts)
-    with run_dir.new_run(out) as target:
+    with whole_folder(out, run_dir.CONFIG, overwrite=overwrite) as target:
         for number, part in enumerate(parts):
             _copy_member(part, parts[0].record.data.classes, target / run_dir.MEMBERS / str(number))
         folders = [f"{run_dir.MEMBERS}/{number}" for number in range(len(parts))]

@@ -169,7 +169,8 @@ def resolve(preset: str = "default", file: Path | None = None, **overrides: Any)
 
 def from_dict(saved: dict[str, Any]) -> Config:
     """A configuration as `Config.to_dict` gave it, perhaps through JSON."""
-    values = {name: saved[section][name] for name, (section, _, _) in options().items()}
+    # A run of an earlier version lacks the options that came later.
+    values = {name: saved[section][name] for name, (section, _, _) in options().items() if name in saved[section]}
     return resolve(saved["preset"], **values)
 
 

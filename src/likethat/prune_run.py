@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from likethat import run_dir
-from likethat.checkpoint import write_text
+from likethat.checkpoint import whole_folder, write_text
 from likethat.classifier import load
 from likethat.config import TrainConfig
 from likethat.data.dataset import PARTS
@@ -60,6 +60,7 @@ def prune(
     budget: int | None = None,
     data: str | None = None,
     device: str = "auto",
+    overwrite: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
     """Removes the prototypes with fewer than `threshold` images of their own class among their k nearest training
@@ -72,7 +73,7 @@ def prune(
     if not 1 <= threshold <= k:
         raise UserError(f"--threshold must lie between 1 and --k, which is {k}; {threshold} does not.")
     classifier = load(run, device)
-    with run_dir.new_run(out) as target:
+    with whole_folder(out, run_dir.CONFIG, overwrite=overwrite) as target:
         count = len(classifier.networks)
         nearest, scratch = k if budget is None else None, target.parent  # which goes when all is done
         members = [open_member(classifier, n, data, scratch, display, nearest=nearest) for n in range(count)]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -103,24 +100,3 @@ def prepare_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
         if not (out / CONFIG).is_file():
             raise UserError(f"{out} is not a run folder, so it is not overwritten; choose another --out.")
         shutil.rmtree(out)
-
-
-@contextmanager
-def new_run(out: Path) -> Iterator[Path]:
-    """A folder of the same name to fill; it becomes `out` when the block succeeds, and is gone when it does not."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already and not empty; choose another --out.")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    except OSError as error:
-        raise UserError(f"{out} cannot be made ({error.strerror or error}); choose another --out.") from error
-    try:
-        folder = beside / out.resolve().name
-        folder.mkdir()
-        yield folder
-        if out.is_dir():
-            out.rmdir()
-        folder.replace(out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)

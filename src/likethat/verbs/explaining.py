@@ -14,10 +14,9 @@ from likethat.verbs.common import DONE, add_verb, answer, display_of
 
 def explain(args: argparse.Namespace) -> int:
     """Why each picture got its class: scoring sheets as a page, as pictures and as JSON."""
-    from likethat.checkpoint import write_json
+    from likethat.checkpoint import whole_folder, write_json
     from likethat.classifier import load
     from likethat.explaining.files import DATA, PAGE, Skipped, explain_files, find_pictures, save_sheets, sheet_names
-    from likethat.explaining.folder import whole_folder
     from likethat.explaining.page import write_explanations
 
     out: Path | None = args.out or (None if args.json else Path("explanations"))
@@ -56,9 +55,9 @@ def explain(args: argparse.Namespace) -> int:
 
 def atlas(args: argparse.Namespace) -> int:
     """What every prototype looks for: the nearest patches in training and test pictures, as a page and as JSON."""
+    from likethat.checkpoint import whole_folder
     from likethat.classifier import load
     from likethat.explaining.atlas import check_unchanged, make_atlas
-    from likethat.explaining.folder import whole_folder
     from likethat.report.atlas import DATA, PAGE, write_atlas
     from likethat.run_data import open_run_data
 

@@ -18,7 +18,8 @@ def prune(args: argparse.Namespace) -> int:
     rule = {name: getattr(args, name) for name in ("k", "threshold") if getattr(args, name) is not None}
     if args.budget is not None and (rule or args.keep_one):
         raise UserError("--budget removes connections and --k, --threshold and --keep-one prototypes: prune twice.")
-    places: dict[str, Any] = {"data": args.data, "device": args.device, "display": display_of(args)}
+    places: dict[str, Any] = {"data": args.data, "device": args.device, "overwrite": args.overwrite}
+    places["display"] = display_of(args)
     pruned = prune(args.run, args.out, **rule, keep_one=args.keep_one, budget=args.budget, **places)
     answer(args, pruned, lambda: print_pruning(pruned, args.out))
     return DONE
@@ -29,7 +30,8 @@ def combine(args: argparse.Namespace) -> int:
     from likethat.combine_run import combine
     from likethat.summary import print_combination
 
-    combined = combine(args.runs, args.out, data=args.data, device=args.device, display=display_of(args))
+    places: dict[str, Any] = {"data": args.data, "device": args.device, "overwrite": args.overwrite}
+    combined = combine(args.runs, args.out, **places, display=display_of(args))
     answer(args, combined, lambda: print_combination(combined, args.out))
     return DONE
 
@@ -49,3 +51,4 @@ def add_verbs(verbs: Any) -> None:
 
 def _add_out(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--out", type=Path, required=True, metavar="RUN", help="run folder to make")
+    verb.add_argument("--overwrite", action="store_true", help="replace the run in --out")
