@@ -179,7 +179,7 @@ def test_mistakes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert all(name in text for name in load(folder / "a", "cpu").classes)
     assert "at least two" in told(folder / "a")
     assert "no run folder" in told(folder / "a", folder / "none")
-    assert "not empty" in told(folder / "a", folder / "b", out=folder / "ab")
+    assert "--overwrite" in told(folder / "a", folder / "b", out=folder / "ab")
     assert "inside" in told(folder / "a", folder / "b", out=folder / "a" / "inside")
 
 

@@ -53,6 +53,9 @@ def test_configuration_survives_json(preset: str) -> None:
         ({"joint_epochs": "3,x"}, "--joint-epochs takes"),
         ({"skip_bad": "yes"}, "--skip-bad takes true or false"),
         ({"ridge": 0}, "--ridge must be greater than 0"),
+        ({"label_smoothing": 2}, "--label-smoothing must lie"),
+        ({"backbone_lr": -1}, "--backbone-lr must not be negative"),
+        ({"skew": 0.6}, "--skew must lie"),
     ],
 )
 def test_mistakes_get_a_sentence(options: dict[str, object], words: str) -> None:
@@ -66,5 +69,7 @@ def test_bad_files_and_presets(tmp_path: Path) -> None:
         resolve("default", tmp_path / "bad.toml")
     with pytest.raises(UserError, match="does not exist"):
         resolve("default", tmp_path / "none.toml")
+    with pytest.raises(UserError, match="cannot be read"):
+        resolve("default", tmp_path)
     with pytest.raises(UserError, match="no preset called 'best'"):
         resolve("best")

@@ -167,9 +167,13 @@ def test_existing_folders_are_not_lost(birds: Path, run: Path, tmp_path: Path) -
     assert (run / "model.safetensors").read_bytes() == before
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
-    for flag in ([], ["--overwrite"]):
+    for flag in ([], ["--overwrite"], ["--resume"]):
         likethat("train", birds, "--out", tmp_path / "thesis", *DEFAULT, *flag, check=2)
         assert (tmp_path / "thesis" / "chapter1.txt").read_text() == "years of work"
+    # A mistake elsewhere in the command must not cost the run that was to be replaced.
+    likethat("train", birds / "typo", "--out", run, *DEFAULT, "--overwrite", check=2)
+    likethat("train", birds, "--out", run, *DEFAULT, "--weights", "typo.pth", "--overwrite", check=2)
+    assert (run / "model.safetensors").read_bytes() == before
     assert "finished already" in likethat("train", birds, "--out", run, *DEFAULT, "--resume").stderr
 
 
@@ -244,6 +248,21 @@ def test_mistakes_get_one_sentence_and_exit_code_2(
     done = likethat(*filled, check=2)
     assert words in one_sentence(done.stderr)
     assert done.stdout == ""
+
+
+def test_info_tells_of_the_cycle_that_was_kept(copy: Path) -> None:
+    lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["stage"] == "last_layer":
+            line["val"]["accuracy"] = 0.9 - 0.1 * line["cycle"]
+            line["nonzero_negative"] = 100 + line["cycle"]
+        if line["stage"] == "project":
+            line["before"]["accuracy"] = 0.5 + 0.1 * line["cycle"]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    description = json.loads(likethat("info", copy, "--json").stdout)
+    assert description["connections_to_other_classes"] == 100
+    assert description["validation"]["before_projection"] == 0.5
+    assert description["validation"]["after_last_layer"] == 0.9
 
 
 def test_more_prototypes_than_patches_is_told(birds: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from likethat.data.augment import augment
 from likethat.data.loaders import training_batches
 from likethat.errors import UserError
 from likethat.training.losses import protopnet_costs
-from likethat.training.phases import Step, lr_factor, make_plan
+from likethat.training.phases import Step, lr_factor, make_plan, start_stage
 from likethat.training.project import project
 
 
@@ -52,6 +52,19 @@ def test_paper_plan() -> None:
             assert following.stage == "last_layer"
     assert projected_after == [10, 20, 30]
     assert plan[-1].stage == "last_layer"
+
+
+def test_paper_decays_everything_but_prototypes_and_ours_spares_vectors() -> None:
+    model = tiny_model([2, 2])
+    for preset, spared in (("paper", 0), ("default", 1)):
+        optimizer = start_stage(model, None, "joint", resolve(preset).train)
+        free = [
+            parameter for group in optimizer.param_groups if not group["weight_decay"] for parameter in group["params"]
+        ]
+        vectors = [parameter for parameter in free if parameter is not model.prototype_layer.prototype_PDhw]
+        assert bool(vectors) == bool(spared)
+        assert all(parameter.ndim <= 1 for parameter in vectors)
+        assert not model.last_layer.weight.requires_grad
 
 
 def test_paper_learning_rates_fall_as_the_authors() -> None:

@@ -16,7 +16,7 @@ from likethat.metrics.accuracy import evaluate_logits
 from likethat.models.backbone import place
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import create_protopnet
-from likethat.pipeline import check_same_images, make_record, open_out, prepare
+from likethat.pipeline import begin, check_same_images, make_record, open_out, prepare
 from likethat.plain import PlainRun, load_plain
 from likethat.progress import Display
 from likethat.report.html import write_plain_report
@@ -62,12 +62,12 @@ def train_baseline(
         classes = prepared.dataset.classes
         record = replace(make_record(prepared, []), kind=run_dir.BASELINE)
         check_same_images(saved, record, out)
-        record.write(out)
         # As `train` builds them: the same random weights, and a ProtoPNet around the backbone for the same training.
         torch.manual_seed(seed_for(config.train.seed, "weights"))
         prototypes_of_class = [config.model.prototypes_per_class] * len(classes)
         shell = place(create_protopnet(config.model, prototypes_of_class), torch_device)
         model = PlainClassifier(shell.backbone, len(classes)).to(torch_device)
+        begin(out, record, saved)
         progress = Progress(shell, model)
         train_images, val_images, test = (prepared.images[part] for part in ("train", "val", "test"))
         follow_plan(plan, progress, train_images, val_images, classes, config, out, display, stop)

@@ -119,7 +119,7 @@ class Classifier:
             yield from self._predict_batch(batch)
 
     def _predict_batch(self, batch: Sequence[Prepared]) -> Iterator[Prediction]:
-        for probability_K in self.logits(batch).double().softmax(1).tolist():
+        for probability_K in self.logits(batch).cpu().double().softmax(1).tolist():
             by_name = dict(zip(self.classes, probability_K, strict=True))
             best = max(by_name, key=by_name.__getitem__)
             yield Prediction(best, by_name[best], by_name)

@@ -46,8 +46,11 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader went away, as `likethat info RUN | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except MemoryError:
-        print("likethat: out of memory; use a smaller --batch-size or --input-size.", file=sys.stderr)
+    except (MemoryError, RuntimeError) as error:
+        # torch says so in a RuntimeError; other ones are defects of ours and keep their traceback.
+        if isinstance(error, RuntimeError) and "out of memory" not in str(error):
+            raise
+        print("likethat: out of memory; train with a smaller --batch-size or --input-size.", file=sys.stderr)
         return USERS_MISTAKE
 
 

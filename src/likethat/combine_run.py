@@ -80,8 +80,8 @@ def _check_alike(parts: Sequence[Part]) -> None:
                 if names
             ]
             raise UserError(f"Runs of different classes cannot be combined: {' and '.join(differences)}.")
-        has_boxes = part.record.data.kind != "folder"
-        if has_boxes and part.record.config.data.full_images != first.record.config.data.full_images:
+        cropped = {p.record.data.kind != "folder" and not p.record.config.data.full_images for p in (first, part)}
+        if len(cropped) > 1:
             raise UserError(
                 f"One of {first.path} and {part.path} was trained on whole pictures and the other on cropped ones; "
                 "combine runs that were trained alike."

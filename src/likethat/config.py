@@ -22,7 +22,7 @@ class DataConfig:
     val_fraction: float = _option(0.1, "share of the training images held out for validation where there is no val/")
     test_fraction: float = _option(0.2, "share of the images held out for test where there is no test/")
     full_images: bool = _option(False, "use whole pictures where the data set has boxes to crop to")
-    skip_bad: bool = _option(False, "train without unreadable, duplicate or too few images instead of stopping")
+    skip_bad: bool = _option(False, "train without unreadable and duplicate files instead of stopping")
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
         document = tomllib.loads(file.read_text())
     except FileNotFoundError as error:
         raise UserError(f"The configuration file {file} does not exist.") from error
+    except OSError as error:
+        raise UserError(f"The configuration file {file} cannot be read ({error.strerror}).") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}.") from error
     values: dict[str, Any] = {}
@@ -250,8 +252,17 @@ def _check(config: Config) -> None:
         (min(config.model.input_size) >= 16, "--input-size must be at least 16"),
         (0 < config.data.val_fraction < 1, "--val-fraction must lie between 0 and 1"),
         (0 < config.data.test_fraction < 1, "--test-fraction must lie between 0 and 1"),
+        *[
+            (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
+            for name in ("classifier_lr", "head_lr", "backbone_lr", "add_on_lr", "prototype_lr")
+        ],
         (config.train.ridge > 0, "--ridge must be greater than 0, or the last layer has no optimum"),
         (config.train.l1 >= 0, "--l1 must not be negative"),
+        (0 <= config.train.label_smoothing < 1, "--label-smoothing must lie between 0 and 1"),
+        (0 <= config.train.distillation <= 1, "--distillation must lie between 0 and 1"),
+        (config.train.weight_decay >= 0, "--weight-decay must not be negative"),
+        (config.train.lr_step >= 0, "--lr-step must not be negative"),
+        (0 <= config.augment.skew < 0.5, "--skew must lie between 0 and 0.5"),
         (0 <= config.augment.flip <= 1, "--flip must lie between 0 and 1"),
         (0 < config.augment.zoom <= 1, "--zoom must lie between 0 and 1"),
         (0 <= config.augment.jitter < 1, "--jitter must lie between 0 and 1"),

@@ -24,10 +24,13 @@ def run_demo(out: Path, *, device: str, overwrite: bool, display: Display) -> No
     """Data under OUT/birds, run under OUT/run."""
     started = time.monotonic()
     birds, run = out / "birds", out / "run"
-    for folder in (birds, run):
-        if folder.exists() and not overwrite:
-            raise UserError(f"{folder} is there already; pass --overwrite to replace it, or another --out.")
-        shutil.rmtree(folder, ignore_errors=True)
+    for folder, marker in ((birds, "species.json"), (run, run_dir.CONFIG)):
+        if folder.exists() and not (overwrite and (folder / marker).is_file()):
+            raise UserError(
+                f"{folder} is there already; pass --overwrite to replace an earlier demo, or choose another --out."
+            )
+    shutil.rmtree(birds, ignore_errors=True)
+    shutil.rmtree(run, ignore_errors=True)
     display.line(f"1/3 drawing birds of {SPECIES} species into {birds}")
     with display.task("drawing birds") as advance:
         make_birds(birds, species=SPECIES, progress=advance)

@@ -44,6 +44,7 @@ class Prepared:
     dataset: DataSet
     images: dict[str, Images]
     sha256: Mapping[str, str]
+    found: frozenset[str]  # every file of the data set, the bad ones that are left out included
 
 
 def train(
@@ -75,9 +76,9 @@ def train(
         prepared = prepare(Path(data), out, config, torch_device, display)
         record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
         check_same_images(saved, record, out)
-        record.write(out)
         torch.manual_seed(seed_for(config.train.seed, "weights"))
         model = place(create_protopnet(config.model, list(record.prototypes_of_class)), torch_device)
+        begin(out, record, saved)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard else None
@@ -86,14 +87,21 @@ def train(
 
 
 def open_out(out: Path, config: Config, kind: str, *, resume: bool, overwrite: bool) -> RunRecord | None:
-    """Makes the run folder ready; gives what a run that goes on was begun with."""
+    """Looks whether the run may go there; gives what a run that goes on was begun with."""
     saved = run_dir.read_record(out) if resume and (out / run_dir.CONFIG).is_file() else None
     if saved is not None:
         if saved.kind != kind:
             raise UserError(f"{out} holds a {saved.kind} run, not one of this command's; choose another --out.")
         _check_same_config(saved.config, config)
-    run_dir.prepare_out(out, overwrite=overwrite, resume=resume)
+    run_dir.check_out(out, overwrite=overwrite, resume=resume)
     return saved
+
+
+def begin(out: Path, record: RunRecord, saved: RunRecord | None) -> None:
+    """An earlier run is removed only now that images and weights are known to be good."""
+    if saved is None:
+        run_dir.clear_out(out)
+    record.write(out)
 
 
 def check_same_images(saved: RunRecord | None, now: RunRecord, run: Path) -> None:
@@ -126,7 +134,8 @@ def prepare(data: Path, out: Path, config: Config, device: torch.device, display
     _tell_problems(loaded, config.data.skip_bad, display)
     dataset = loaded.dataset
     images = {part: hold(pixels, dataset.part(part), device) for part, pixels in loaded.pixels.items()}
-    return Prepared(config, dataset, images, loaded.report.sha256)
+    found = frozenset(sample.path for sample in loaded.report.dataset.all_samples())
+    return Prepared(config, dataset, images, loaded.report.sha256, found)
 
 
 def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> None:
@@ -136,7 +145,7 @@ def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> N
     if report.errors and not skip_bad:
         raise UserError(
             f"{len(report.errors)} problems in {report.dataset.root}, the first: {report.errors[0]}. "
-            "Mend them, or pass --skip-bad to train without those files."
+            "Mend them, or train without those files (`likethat train ... --skip-bad`)."
         )
     if skip_bad and report.bad_paths():
         display.line(f"training without {len(report.bad_paths())} bad files")
@@ -160,7 +169,7 @@ def _check_same_config(saved: Config, asked: Config) -> None:
 
 def make_record(prepared: Prepared, prototypes_of_class: list[int]) -> RunRecord:
     dataset = prepared.dataset
-    skipped = sorted(set(prepared.sha256) - {sample.path for sample in dataset.all_samples()})
+    skipped = sorted(prepared.found - {sample.path for sample in dataset.all_samples()})
     data = DataRecord(
         root=str(dataset.root),
         kind=dataset.kind,

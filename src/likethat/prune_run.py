@@ -19,7 +19,6 @@ from likethat.data.dataset import PARTS
 from likethat.errors import UserError
 from likethat.pipeline import conclude
 from likethat.progress import Display
-from likethat.report.html import read_metrics
 from likethat.report.path import draw_path
 from likethat.shape import Member, open_member, write_combined, write_network
 from likethat.training.engine import measure
@@ -167,7 +166,7 @@ def _describe(pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]
 
 def _write(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]:
     """The run folder, with those of its members where it is a combined one; the test images are judged last."""
-    folders, metrics = run_dir.read_record(run).member_folders(), read_metrics(run)
+    folders, metrics = run_dir.read_record(run).member_folders(), run_dir.read_metrics(run)
     for folder, part in zip(folders, pruned, strict=True):
         member = part.member
         record = replace(member.record, config=replace(member.record.config, train=part.settings))
@@ -189,11 +188,11 @@ def _write(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, A
 def _conclude_members(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]:
     """Reports of the members by themselves; gives the line that tells of them in the combined run's metrics."""
     alone = {name: value for name, value in asked.items() if name in ("k", "threshold")}
-    old = next(line for line in reversed(read_metrics(run)) if line["stage"] == "combine")
+    old = next(line for line in reversed(run_dir.read_metrics(run)) if line["stage"] == "combine")
     members = []
     folders = run_dir.read_record(run).member_folders()
     for entry, folder, part in zip(old["members"], folders, pruned, strict=True):
-        metrics = [*read_metrics(run / folder), _describe([part], alone)]
+        metrics = [*run_dir.read_metrics(run / folder), _describe([part], alone)]
         _, evaluation = conclude(target / folder, metrics, part.member.dataset, part.logits("test"))
         members.append({**entry, "prototypes": len(part.keep_p), "accuracy": evaluation.accuracy})
     return {**old, "members": members}

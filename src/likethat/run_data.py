@@ -26,37 +26,47 @@ def load_run(run: Path, device: str) -> Classifier | PlainRun:
     return load_plain(run, device) if is_plain else load(run, device)
 
 
-def data_root(classifier: Classifier, data: str | None) -> Path:
-    """The folder that the paths of a run's prototypes are relative to."""
-    recorded = Path(run_dir.read_record(classifier.path).data.root)
-    if data is None:
-        if not recorded.is_dir():
-            raise UserError(f"The data is no longer at {recorded}; say where it is with --data DATA.")
-        return recorded
-    return open_run_data(classifier, data).root
+def data_roots(classifier: Classifier, data: str | None) -> list[Path]:
+    """For each network, the folder that the paths of its prototypes are relative to."""
+    if data is not None:
+        return [open_run_data(classifier, data).root] * len(classifier.networks)
+    roots = [Path(record.data.root) for record in _members(classifier)]
+    for root in roots:
+        if not root.is_dir():
+            raise UserError(f"The data is no longer at {root}; say where it is with --data DATA.")
+    return roots
 
 
 def open_run_data(classifier: Classifier | PlainRun, data: str | None) -> DataSet:
-    """The data set as the run saw it, same split and files, or other data with the same classes."""
+    """The data set as the run (the first one of a combined run) saw it, same split and files, or other data with the
+    same classes."""
     record = run_dir.read_record(classifier.path)
-    if data is None:
-        _check_same_split([run_dir.read_record(classifier.path / folder) for folder in record.member_folders()])
     return with_labels_of(classifier.classes, _open(record, data), set(record.data.skipped))
 
 
-def _check_same_split(members: Sequence[RunRecord]) -> None:
+def _members(classifier: Classifier | PlainRun) -> list[RunRecord]:
+    folders = run_dir.read_record(classifier.path).member_folders()
+    return [run_dir.read_record(classifier.path / folder) for folder in folders]
+
+
+def _check_test_is_new_to_all(members: Sequence[RunRecord], data: str | None) -> None:
     """What one network of a combined run was trained on must not be what another is tested on."""
     if len({record.data.fingerprint for record in members}) == 1:
         return
-    # The fingerprint also tells the order of the classes, which may differ.
-    splits = []
+    seen: set[str] = set()
+    tests = []
     for record in members:
-        dataset, skipped = _open(record, None), set(record.data.skipped)
-        splits.append([{sample.path for sample in dataset.part(part)} - skipped for part in PARTS])
-    if any(split != splits[0] for split in splits):
+        dataset, skipped = _open(record, data), set(record.data.skipped)
+        root = str(dataset.root)  # members may come from different folders
+        train, val, test = (
+            {f"{root}/{sample.path}" for sample in dataset.part(part) if sample.path not in skipped} for part in PARTS
+        )
+        seen |= train | val
+        tests.append(test)
+    if any(test != tests[0] for test in tests) or tests[0] & seen:
         raise UserError(
-            "The combined runs were trained on different images, so none of their test images are new to all of them; "
-            "name images that are with --data DATA."
+            "The combined runs have different test images, or some were trained on others' test images; name images "
+            "that are new to all of them with --data DATA."
         )
 
 
@@ -97,24 +107,30 @@ def with_labels_of(classes: tuple[str, ...], dataset: DataSet, skipped: Set[str]
 
 
 def is_training_data(classifier: Classifier | PlainRun, dataset: DataSet) -> bool:
-    """Whether `dataset` holds the images the run was trained on, judged by the source of its first prototype; of a
-    plain classifier, by all of them."""
+    """Whether `dataset` holds the images the run was trained on, judged by the source of a prototype of each
+    network; of a plain classifier, by all images."""
     if isinstance(classifier, PlainRun):
         hashes = {
             s.path: hashlib.sha256((dataset.root / s.path).read_bytes()).hexdigest() for s in dataset.all_samples()
         }
         return fingerprint(dataset, hashes) == run_dir.read_record(classifier.path).data.fingerprint
-    first = classifier.prototypes[0]
-    path = dataset.root / first.path
-    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == first.sha256
+    firsts = {prototype.member: prototype for prototype in reversed(classifier.prototypes)}
+    return any(_is_file(dataset.root / first.path, first.sha256) for first in firsts.values())
+
+
+def _is_file(path: Path, sha256: str) -> bool:
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
 
 
 def open_test_data(classifier: Classifier | PlainRun, data: str | None) -> tuple[DataSet, str]:
     """A data set whose test part is what to evaluate on, and what that is called: of other data without a test part,
     all of it."""
     dataset = open_run_data(classifier, data)
-    if "test" in dataset.held_out and not is_training_data(classifier, dataset):
-        return replace(dataset, test=dataset.all_samples()), "all"
+    if data is not None and not is_training_data(classifier, dataset):
+        if "test" in dataset.held_out:
+            return replace(dataset, test=dataset.all_samples()), "all"
+        return dataset, "test"
+    _check_test_is_new_to_all(_members(classifier), data)
     return dataset, "test"
 
 
@@ -127,4 +143,4 @@ def evaluate_run(classifier: Classifier | PlainRun, data: str | None, display: D
 
 def verify_run(classifier: Classifier, data: str | None, display: Display) -> Verification:
     with display.task("verifying") as advance:
-        return verify(classifier, data_root(classifier, data), advance)
+        return verify(classifier, data_roots(classifier, data), advance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,15 +89,37 @@ def read_record(run: Path) -> RunRecord:
         raise UserError(f"{run / CONFIG} is damaged ({error!r}); restore it from a copy or train again.") from error
 
 
-def prepare_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
-    """Refuses to touch a folder that holds something, unless told to; empties it when it is overwritten."""
+def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
+    """Refuses a folder that holds something, unless it is a run and was asked for; touches nothing."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; choose another --out.")
-    if out.is_dir() and any(out.iterdir()) and not resume:
-        if not overwrite:
-            raise UserError(
-                f"{out} is not empty; pass --resume to go on with it, --overwrite to replace it, or another --out."
-            )
-        if not (out / CONFIG).is_file():
-            raise UserError(f"{out} is not a run folder, so it is not overwritten; choose another --out.")
-        shutil.rmtree(out)
+    checkpoints = Path(STATE).parent.name  # all that a run stopped while it read its images leaves
+    if not out.is_dir() or not {path.name for path in out.iterdir()} - {checkpoints}:
+        return
+    if not (out / CONFIG).is_file():
+        raise UserError(f"{out} is not empty and not a run folder; choose another --out.")
+    if not overwrite and not resume:
+        raise UserError(
+            f"{out} is not empty; pass --resume to go on with it, --overwrite to replace it, or another --out."
+        )
+
+
+def clear_out(out: Path) -> None:
+    """Empties a run folder that is overwritten, but for the pixels that were read for the new run."""
+    for path in out.iterdir() if out.is_dir() else ():
+        if path.is_dir() and path.name != Path(PIXELS).parent.name:
+            shutil.rmtree(path)
+        elif path.is_file():
+            path.unlink()
+    (out / STATE).unlink(missing_ok=True)
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; none before the first stage has ended."""
+    path = run / METRICS
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); restore it from a copy or train again.") from error

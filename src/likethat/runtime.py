@@ -50,10 +50,6 @@ def seed_for(*position: object) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class StopFlag:
     """Set by Ctrl-C or SIGTERM; loops ask `check()` where their state can be saved."""
 
@@ -61,8 +57,8 @@ class StopFlag:
         self.requested = False
 
     def request(self, *_: object) -> None:
-        if self.requested:  # a second Ctrl-C does not wait
-            raise Interrupted
+        if self.requested:  # a second Ctrl-C does not wait, and must not save what is half done
+            raise KeyboardInterrupt
         self.requested = True
 
     def check(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from rich.table import Table
 
 from likethat import run_dir
 from likethat.classifier import Classifier, read_prototypes
-from likethat.errors import UserError
 from likethat.explaining.verify import Verification
 from likethat.metrics.accuracy import Evaluation
 from likethat.plain import PlainRun
@@ -23,7 +21,7 @@ def _console() -> Console:
     return Console(highlight=False)
 
 
-def _table(title: str, rows: list[tuple[str, str]]) -> None:
+def print_table(title: str, rows: list[tuple[str, str]]) -> None:
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -32,19 +30,10 @@ def _table(title: str, rows: list[tuple[str, str]]) -> None:
     _console().print(table)
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in (run / run_dir.METRICS).read_text().splitlines()]
-    except FileNotFoundError as error:
-        raise UserError(f"{run} has no {run_dir.METRICS}; it holds no trained model yet.") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"{run / run_dir.METRICS} is damaged ({error}); restore it from a copy.") from error
-
-
 def describe_run(run: Path) -> dict[str, Any]:
     """Everything `likethat info` tells, as data."""
     record = run_dir.read_record(run)
-    metrics = read_metrics(run)
+    metrics = run_dir.read_metrics(run)
     finished = (run / run_dir.REPORT).is_file()
     steps: dict[str, dict[str, Any]] = {entry["stage"]: entry for entry in metrics}
     members = [run / folder for folder in record.member_folders()]
@@ -58,8 +47,15 @@ def describe_run(run: Path) -> dict[str, Any]:
         "classes": list(record.data.classes),
         "images": record.data.counts,
         "prototypes": sum(record.prototypes_of_class),
-        "seconds": sum(entry.get("seconds", 0.0) for folder in {run, *members} for entry in read_metrics(folder)),
+        "seconds": sum(
+            entry.get("seconds", 0.0) for folder in {run, *members} for entry in run_dir.read_metrics(folder)
+        ),
     }
+    # Of several cycles the last one with the best validation accuracy is the model.
+    for entry in metrics:
+        if entry["stage"] == "last_layer" and entry["val"]["accuracy"] >= steps["last_layer"]["val"]["accuracy"]:
+            steps["last_layer"] = entry
+            steps["project"] = next(e for e in metrics if e["stage"] == "project" and e["cycle"] == entry["cycle"])
     if "project" in steps:
         description["validation"] = {
             "before_projection": steps["project"]["before"]["accuracy"],
@@ -105,7 +101,7 @@ def print_description(description: dict[str, Any]) -> None:
     if not description["finished"]:
         command = "baseline" if is_plain else "train"
         rows.append(("state", f"unfinished; resume it with `likethat {command} ... --resume`"))
-    _table(f"Run {description['run']}", rows)
+    print_table(f"Run {description['run']}", rows)
 
 
 def print_summary(classifier: Classifier | PlainRun) -> None:
@@ -122,7 +118,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
     worst = sorted(evaluation.by_class.items(), key=lambda item: item[1])[:3]
     rows += [(f"class {name}", f"{value:.1%}") for name, value in worst if value < 1]
     rows += [(f"{true} taken for {guess}", f"{count} times") for true, guess, count in evaluation.confusions[:3]]
-    _table(f"{evaluation.images} images ({evaluation.part})", rows)
+    print_table(f"{evaluation.images} images ({evaluation.part})", rows)
 
 
 def print_verification(verification: Verification) -> None:
@@ -153,7 +149,7 @@ def print_pruning(pruned: dict[str, Any], out: Path) -> None:
         ("validation accuracy", f"{pruned['before']['accuracy']:.1%} before, {pruned['after']['accuracy']:.1%} after"),
         ("test accuracy", f"{pruned['test']['accuracy']:.1%} of {pruned['test']['images']} images"),
     ]
-    _table(f"Run {out}", rows)
+    print_table(f"Run {out}", rows)
     print(f"Report: {(out / run_dir.REPORT).resolve()}")
 
 
@@ -164,5 +160,5 @@ def print_combination(combined: dict[str, Any], out: Path) -> None:
         rows.append((member["run"], f"{alone}{member['prototypes']} prototypes, {member['backbone']}"))
     if "test" in combined:
         rows.append(("together", f"test accuracy {combined['test']['accuracy']:.1%}"))
-    _table(f"Run {out}", rows)
+    print_table(f"Run {out}", rows)
     print(f"Report: {(out / run_dir.REPORT).resolve()}")

@@ -49,8 +49,8 @@ def load_dataset(
     decoded = decode_samples(dataset.root, samples, size_hw, workers=workers, cache_file=cache_file, progress=progress)
     report = make_report(dataset, decoded.sha256, decoded.problems)
     pixels = decoded.pixels
-    if skip_bad and (bad := report.bad_paths()):
-        dataset = report.without_bad()
+    if skip_bad:
+        bad, dataset = report.bad_paths(), report.without_bad()
         if cache_file:
             pixels = np.load(cache_file, mmap_mode="r+")
         pixels = _move_together(pixels, [row for row, sample in enumerate(samples) if sample.path not in bad])

@@ -43,7 +43,10 @@ def open_cub(root: Path, *, seed: int, full_images: bool, val_fraction: float) -
 def _read_boxes(file: Path) -> dict[str, tuple[float, float, float, float]]:
     """Image id -> x0, y0, x1, y1; the file has x, y, width, height."""
     if not file.is_file():
-        raise UserError(f"{file} is missing: unpack CUB_200_2011 again, or use the full images (--full-images)")
+        raise UserError(
+            f"{file} is missing: unpack CUB_200_2011 again, or train on whole pictures with "
+            "`likethat train ... --full-images`"
+        )
     boxes = {}
     for image_id, line in _read_table(file).items():
         try:

@@ -29,7 +29,7 @@ class Images:
         if self.pixel_NHW3.device == self.device:
             pixel_BHW3 = self.pixel_NHW3[index_B.to(self.device)]
         else:
-            pixel_BHW3 = self.pixel_NHW3[index_B].pin_memory().to(self.device, non_blocking=True)
+            pixel_BHW3 = self.pixel_NHW3[index_B.cpu()].pin_memory().to(self.device, non_blocking=True)
         x_B3HW = pixel_BHW3.permute(0, 3, 1, 2).float() / 255
         return x_B3HW, self.label_N[index_B.to(self.label_N.device)]
 

@@ -158,7 +158,7 @@ def _sweep(
             output = model(x_B3HW)
             search.offer(start + index_B, output.distance_BPHW)
             points_B, leader_B = (output.score_BP * model.last_layer.weight[label_B]).max(1)
-            leader_N2[start + index_B] = torch.stack([points_B.double(), leader_B.double()], 1).cpu()
+            leader_N2[start + index_B] = torch.stack([points_B.cpu().double(), leader_B.cpu().double()], 1)
             advance(start + int(index_B[-1]) + 1, len(samples))
     return search.found(), leader_N2
 

@@ -40,7 +40,7 @@ def activation_boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: floa
     check_percentile(percentile)
     per_chunk = max(1, CHUNK_PIXELS // (size_hw[0] * size_hw[1]))
     boxes_P4 = [_boxes(chunk_PHW, size_hw, percentile) for chunk_PHW in map_PHW.float().split(per_chunk)]
-    return [(x0, y0, x1, y1) for x0, y0, x1, y1 in torch.cat(boxes_P4).double().tolist()]
+    return [(x0, y0, x1, y1) for x0, y0, x1, y1 in torch.cat(boxes_P4).cpu().double().tolist()]
 
 
 def _boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float) -> Tensor:

@@ -194,9 +194,9 @@ def explain_batch(
         raise UserError(f"At least 1 class must be explained, and {top_classes} were asked for.")
     rival = None if against is None else _class_number(classifier, against)
     outputs = classifier.outputs(batch)
-    weight_KP = classifier.weight_KP.double().cpu()
-    score_BP = torch.cat([output.score_BP for output in outputs], 1).double().cpu()
-    logit_BK = torch.stack([output.logits_BK for output in outputs]).sum(0).double().cpu()
+    weight_KP = classifier.weight_KP.cpu().double()
+    score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()
+    logit_BK = torch.stack([output.logits_BK for output in outputs]).sum(0).cpu().double()
     explanations = []
     for number, (prepared, path) in enumerate(zip(batch, paths or [None] * len(batch), strict=True)):
         score_P, logit_K = score_BP[number], logit_BK[number]

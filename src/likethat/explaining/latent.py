@@ -27,7 +27,7 @@ def latent_space(classifier: Classifier) -> Latent:
     first_same: list[int | None] = []
     for member, model in enumerate(classifier.networks):
         layer = model.prototype_layer
-        vector_PD = layer.vectors().double().cpu()
+        vector_PD = layer.vectors().cpu().double()
         place_P = _places(classifier, member)
         tolerance = SAME * float(vector_PD.norm(dim=1).mean())
         class_P, start_of_member = layer.class_P.cpu(), len(first_same)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,11 @@ class Verification:
         return {"passed": self.passed, **asdict(self)}
 
 
-def verify(classifier: Classifier, root: Path, advance: Advance | None = None) -> Verification:
-    """Recomputes the source patch of every prototype from the image file and compares it number by number."""
+def verify(classifier: Classifier, roots: Sequence[Path], advance: Advance | None = None) -> Verification:
+    """Recomputes the source patch of every prototype from the image file and compares it number by number.
+
+    `roots` has the data folder of each network.
+    """
     failures: list[Failure] = []
     worst, done, images = 0.0, 0, 0
     for member, model in enumerate(classifier.networks):
@@ -52,7 +56,7 @@ def verify(classifier: Classifier, root: Path, advance: Advance | None = None) -
         images += len(by_image)
         groups = list(by_image.values())
         for start in range(0, len(groups), BATCH):
-            error, found = _verify_images(model, groups[start : start + BATCH], root)
+            error, found = _verify_images(model, groups[start : start + BATCH], roots[member])
             worst = max(worst, error)
             failures += found
             done += sum(len(group) for group in groups[start : start + BATCH])

@@ -29,11 +29,11 @@ class Backbone(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, name: str, input_size: tuple[int, int], *, drop_path: float = 0.0) -> None:
+    def __init__(self, name: str, input_size: tuple[int, int]) -> None:
         super().__init__()
         self.name = name
         self.input_size = input_size
-        self.net = _create(name, input_size, drop_path)
+        self.net = _create(name, input_size)
         config = self.net.pretrained_cfg
         self.register_buffer("mean", torch.tensor(config["mean"]).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(config["std"]).view(1, 3, 1, 1))
@@ -44,8 +44,12 @@ class Backbone(nn.Module):
         """Channels and size of the map, read off the model by running it once."""
         training = self.training
         self.eval()
-        with torch.no_grad():
-            feature_1CHW = self(torch.zeros(1, 3, *self.input_size))
+        try:
+            with torch.no_grad():
+                feature_1CHW = self(torch.zeros(1, 3, *self.input_size))
+        except (RuntimeError, AssertionError) as error:
+            height, width = self.input_size
+            raise UserError(f"{self.name} does not take {height}x{width} pictures: {error}") from error
         self.train(training)
         return feature_1CHW.shape[1], (feature_1CHW.shape[2], feature_1CHW.shape[3])
 
@@ -73,15 +77,13 @@ class Backbone(nn.Module):
         return int(grid[0]), int(grid[1])
 
 
-def _create(name: str, input_size: tuple[int, int], drop_path: float) -> nn.Module:
+def _create(name: str, input_size: tuple[int, int], pretrained: bool = False) -> nn.Module:
     if not timm.is_model(name):
         raise UserError(
             f"There is no timm model called '{name}'; names are listed by `python -c \"import timm; "
             'print(timm.list_models())"`.'
         )
-    options: dict[str, Any] = {"num_classes": 0, "pretrained": False}
-    if drop_path:
-        options["drop_path_rate"] = drop_path
+    options: dict[str, Any] = {"num_classes": 0, "pretrained": pretrained}
     published = timm.get_pretrained_cfg(name)
     if published is not None and published.fixed_input_size:
         options["img_size"] = input_size
@@ -103,9 +105,9 @@ def place(model: Module, device: torch.device) -> Module:
     return model if device.type == "mps" else model.to(memory_format=torch.channels_last)
 
 
-def create_backbone(name: str, weights: str, input_size: tuple[int, int], *, drop_path: float = 0.0) -> Backbone:
+def create_backbone(name: str, weights: str, input_size: tuple[int, int]) -> Backbone:
     """`weights`: 'pretrained' (ImageNet), 'none' (random), or a safetensors or weights-only .pth file."""
-    backbone = Backbone(name, input_size, drop_path=drop_path)
+    backbone = Backbone(name, input_size)
     if weights == "none":
         return backbone
     state = _pretrained_state(name, backbone) if weights == "pretrained" else read_state(Path(weights))
@@ -124,7 +126,7 @@ def _pretrained_state(name: str, backbone: Backbone) -> dict[str, Tensor]:
             assert [v.shape for v in state.values()] == [v.shape for v in names.values()]
             return dict(zip(names, state.values(), strict=True))
     try:
-        return dict(timm.create_model(name, pretrained=True).state_dict())
+        return dict(_create(name, backbone.input_size, pretrained=True).state_dict())
     except Exception as error:  # the hub's client raises many kinds; each means that there are no weights
         raise UserError(
             f"No pretrained weights for {name} could be had ({type(error).__name__}): connect to the internet, "

@@ -32,7 +32,7 @@ def cosine_similarity(distance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Similarity:
-    """A decreasing function of the distance; `angular` compares directions, by the product of short vectors."""
+    """A decreasing function of the distance; `angular` compares directions, by the product of unit vectors."""
 
     of_distance: Callable[[Tensor], Tensor]
     angular: bool = False
@@ -51,11 +51,6 @@ def patches(z_BDHW: Tensor, window: tuple[int, int]) -> Tensor:
         return z_BDHW
     height, width = z_BDHW.shape[2] - window[0] + 1, z_BDHW.shape[3] - window[1] + 1
     return F.unfold(z_BDHW, window).unflatten(2, (height, width))
-
-
-def shorten(vector_BD: Tensor, floor: Tensor) -> Tensor:
-    """Vectors along dimension 1 to length 1; those much shorter than `floor` stay short and resemble nothing."""
-    return vector_BD * (vector_BD.square().sum(1, keepdim=True) + floor.square() + 1e-12).rsqrt()
 
 
 def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor) -> Tensor:
@@ -85,7 +80,6 @@ class PrototypeLayer(nn.Module):
     """Prototypes of shape h x w x D, the class each belongs to, and where they stood before projection."""
 
     class_P: Tensor
-    floor: Tensor
     unprojected_PDhw: Tensor
 
     def __init__(
@@ -97,14 +91,13 @@ class PrototypeLayer(nn.Module):
         shape = (len(class_of_prototype), latent_width, *window)
         self.prototype_PDhw = nn.Parameter(torch.rand(shape))
         self.register_buffer("class_P", torch.tensor(class_of_prototype))
-        self.register_buffer("floor", torch.zeros(()))  # of `shorten`; used by the cosine similarity only
         # Zero until the first projection; kept so that the projection's effect can be bounded afterwards.
         self.register_buffer("unprojected_PDhw", torch.zeros(shape))
 
     def patches(self, z_BDHW: Tensor) -> Tensor:
         """The vectors that prototypes are compared with, and that projection copies."""
         patch_BDHW = patches(z_BDHW.float(), self.window)
-        return shorten(patch_BDHW, self.floor) if self.similarity.angular else patch_BDHW
+        return F.normalize(patch_BDHW, dim=1) if self.similarity.angular else patch_BDHW
 
     def vectors(self) -> Tensor:
         """Prototypes as the vectors they are compared as: P, D*h*w, none longer than a patch can be."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 from likethat import run_dir
 from likethat.classifier import Classifier
-from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation
 from likethat.explaining.page import write_explanations as write_explanations
 from likethat.explaining.page import write_page
@@ -23,7 +21,7 @@ MOST_INLINE = 60  # prototypes whose pictures a report holds itself; of more it 
 
 def write_report(run: Path, classifier: Classifier, explanations: Sequence[Explanation]) -> Path:
     """report.html in the run folder: how good the model is, how it got there, what it looks for."""
-    metrics = read_metrics(run)
+    metrics = run_dir.read_metrics(run)
     last = {entry.get("stage"): entry for entry in metrics}
     by_class = {name: [p for p in classifier.prototypes if p.class_name == name] for name in classifier.classes}
     weight_KP = classifier.weight_KP
@@ -46,7 +44,7 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         if pruned and "path" in pruned
         else None,
         cycles=_cycles(metrics),
-        seconds=sum(entry.get("seconds", 0.0) for folder in folders for entry in read_metrics(folder)),
+        seconds=sum(entry.get("seconds", 0.0) for folder in folders for entry in run_dir.read_metrics(folder)),
         charts=charts(metrics),
         chart_size=(WIDTH, HEIGHT),
         classifier=classifier,
@@ -64,7 +62,7 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
 
 def write_plain_report(run: Path, backbone: str, classes: Sequence[str]) -> Path:
     """report.html of a baseline."""
-    metrics = read_metrics(run)
+    metrics = run_dir.read_metrics(run)
     test = metrics[-1]
     return write_page(
         run / run_dir.REPORT,
@@ -80,16 +78,6 @@ def write_plain_report(run: Path, backbone: str, classes: Sequence[str]) -> Path
         chart_size=(WIDTH, HEIGHT),
         cycles=(),
     )
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    path = run / run_dir.METRICS
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except FileNotFoundError:
-        return []
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); restore it from a copy or train again.") from error
 
 
 def _cycles(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -93,8 +93,8 @@ def find_telling_patches(plain: PlainClassifier, images: Images, count: int, adv
         evidences.append(top.values)
         flat_SC = feature_BSC.flatten(0, 1)
         seen += len(flat_SC)
-        total_C = total_C + flat_SC.sum(0).double()
-        product_CC = product_CC + (flat_SC.T @ flat_SC).double()
+        total_C = total_C + flat_SC.sum(0).cpu().double()
+        product_CC = product_CC + (flat_SC.T @ flat_SC).cpu().double()
     mean_C = torch.as_tensor(total_C) / seen
     covariance_CC = torch.as_tensor(product_CC) / seen - torch.outer(mean_C, mean_C)
     return TellingPatches(torch.cat(features), torch.cat(places), torch.cat(evidences), mean_C, covariance_CC)

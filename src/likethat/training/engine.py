@@ -66,11 +66,11 @@ def classify_images(model: nn.Module, images: Images, advance: Advance | None = 
 
 
 def accuracy(logits_NK: Tensor, label_N: Tensor) -> float:
-    return float((logits_NK.argmax(1) == label_N).double().mean())
+    return float((logits_NK.argmax(1) == label_N).cpu().double().mean())
 
 
 def measure(logits_NK: Tensor, label_N: Tensor) -> dict[str, float]:
     return {
         "accuracy": accuracy(logits_NK, label_N),
-        "cross_entropy": float(nn.functional.cross_entropy(logits_NK.double(), label_N)),
+        "cross_entropy": float(nn.functional.cross_entropy(logits_NK.cpu().double(), label_N.cpu())),
     }

@@ -134,7 +134,7 @@ def _train_epoch(
             costs = train_step(optimizer, costs_of, train, image_B, config.augment, seed_for(*place, number))
             share = len(image_B) / (len(train) * settings.views)
             for name, value in costs.items():
-                progress.totals[name] = progress.totals.get(name, 0) + value.double() * share
+                progress.totals[name] = progress.totals.get(name, 0) + value * share
             progress.batch = number + 1
             advance(number + 1, len(batches))
     steps.end_epoch(progress, step, val, time.monotonic() - started, display)

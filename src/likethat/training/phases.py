@@ -47,30 +47,35 @@ def make_plan(config: TrainConfig) -> list[Step]:
 def start_stage(model: ProtoPNet, head: nn.Module | None, stage: str, config: TrainConfig) -> torch.optim.Optimizer:
     """Freezes what the stage leaves alone and gives the optimiser of the rest; the last layer is fixed in all."""
     model.requires_grad_(False)
-    groups: list[dict[str, Any]] = []
+    parts: list[tuple[Iterable[nn.Parameter], float, float]] = []
     decay = config.weight_decay
     if stage == "classifier":
         assert head is not None
-        groups += _groups(model.backbone.parameters(), config.classifier_lr, decay)
-        groups += _groups(head.parameters(), config.head_lr, decay)
+        parts += [
+            (model.backbone.parameters(), config.classifier_lr, decay),
+            (head.parameters(), config.head_lr, decay),
+        ]
     else:
         if stage == "joint":
-            groups += _groups(model.backbone.parameters(), config.backbone_lr, decay)
-        groups += _groups(model.add_on.parameters(), config.add_on_lr, decay)
+            parts.append((model.backbone.parameters(), config.backbone_lr, decay))
+        parts.append((model.add_on.parameters(), config.add_on_lr, decay))
         if not config.tie:
-            groups += _groups([model.prototype_layer.prototype_PDhw], config.prototype_lr, 0.0)
+            parts.append(([model.prototype_layer.prototype_PDhw], config.prototype_lr, 0.0))
+    groups = [group for part in parts for group in _groups(*part, spare_vectors=config.decoupled_decay)]
     for group in groups:
         for parameter in group["params"]:
             parameter.requires_grad_(True)
     return torch.optim.AdamW(groups) if config.decoupled_decay else torch.optim.Adam(groups)
 
 
-def _groups(parameters: Iterable[nn.Parameter], lr: float, decay: float) -> list[dict[str, Any]]:
-    """Biases and the gains of norms are not decayed: they have no scale to keep in check."""
+def _groups(
+    parameters: Iterable[nn.Parameter], lr: float, decay: float, *, spare_vectors: bool
+) -> list[dict[str, Any]]:
+    """Ours does not decay biases and the gains of norms, which have no scale to keep in check; the authors' does."""
     parameters = list(parameters)
-    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
-    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    decayed = [parameter for parameter in parameters if parameter.ndim > 1 or not spare_vectors]
+    spared = [parameter for parameter in parameters if parameter.ndim <= 1 and spare_vectors]
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": spared, "weight_decay": 0.0}]
     return [{**group, "lr": lr, "full_lr": lr} for group in groups if group["params"]]
 
 

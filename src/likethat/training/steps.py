@@ -37,8 +37,9 @@ def costs_of_step(
         output, own_KP = model(x_B3HW), model.own_KP
         if settings.tie:
             assert progress.projection is not None
-            score_BP = leave_source_out(output.score_BP, image_B, progress.projection.image_P, own_KP)
-            output = replace(output, logits_BK=model.last_layer(score_BP))
+            with torch.autocast(x_B3HW.device.type, enabled=False):
+                score_BP = leave_source_out(output.score_BP, image_B, progress.projection.image_P, own_KP)
+                output = replace(output, logits_BK=model.last_layer(score_BP))
         teacher_logits_BK = None
         if settings.distillation and progress.plain is not None:
             with torch.no_grad():

@@ -91,7 +91,7 @@ def _verdict(verdict: Verdict, classes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from likethat.summary import _table
+    from likethat.summary import print_table
 
     theorem, bound, rows = document["theorem"], document["bound"], []
     if theorem["applies"]:
@@ -106,7 +106,7 @@ def _print(document: dict[str, Any]) -> None:
         ("certified by the bound, the run's last layer", f"{bound['certified']:.1%}"),
         ("predictions changed, the run's last layer", f"{document['changed']:.1%}"),
     ]
-    _table(f"The last projection, on {document['images']} images ({document['part']})", rows)
+    print_table(f"The last projection, on {document['images']} images ({document['part']})", rows)
     if not theorem["applies"]:
         print(f"Theorem 2.1 does not apply: {theorem['reason']}.")
     for path in document["refuted"]:

@@ -18,7 +18,14 @@ Verb = Callable[[argparse.Namespace], int]
 
 
 def add_verb(
-    verbs: Any, name: str, function: Verb, *, run: bool = False, data: bool = False, json: bool = False
+    verbs: Any,
+    name: str,
+    function: Verb,
+    *,
+    run: bool = False,
+    data: bool = False,
+    json: bool = False,
+    device: bool = True,
 ) -> argparse.ArgumentParser:
     """A verb whose help is its function's docstring, with the arguments that many verbs share."""
     text = (function.__doc__ or "").strip()
@@ -30,7 +37,8 @@ def add_verb(
         verb.add_argument("--data", metavar="DATA", help="where the data lies, if not where it was at training")
     if json:
         verb.add_argument("--json", action="store_true", help="print one JSON document on stdout")
-    verb.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
+    if device:
+        verb.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
     return verb
 
 

@@ -50,9 +50,9 @@ def check(args: argparse.Namespace) -> int:
 def add_verbs(verbs: Any) -> None:
     group = verbs.add_parser("data", help="Make or check data sets.", description="Make or check data sets.")
     data_verbs = group.add_subparsers(metavar="VERB", required=True)
-    verb = add_verb(data_verbs, "synth", synth)
+    verb = add_verb(data_verbs, "synth", synth, device=False)
     verb.add_argument("dir", type=Path, metavar="DIR")
     verb.add_argument("--species", type=int, default=8, help="how many species (default: 8)")
     verb.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default: 0)")
-    verb = add_verb(data_verbs, "check", check, json=True)
+    verb = add_verb(data_verbs, "check", check, json=True, device=False)
     verb.add_argument("data", metavar="DATA")

@@ -57,4 +57,4 @@ def add_verbs(verbs: Any) -> None:
     add_verb(verbs, "verify", verify, run=True, data=True, json=True)
     verb = add_verb(verbs, "predict", predict, run=True, json=True)
     verb.add_argument("images", nargs="+", metavar="IMAGE")
-    add_verb(verbs, "info", info, run=True, json=True)
+    add_verb(verbs, "info", info, run=True, json=True, device=False)
