@@ -29,7 +29,7 @@ from likethat.explaining.certificate import (
     least_lead,
     why_theorem_does_not_apply,
 )
-from likethat.models.prototypes import EPSILON, SIMILARITIES, shorten
+from likethat.models.prototypes import EPSILON, SIMILARITIES
 
 SEEDS = st.integers(0, 2**32 - 1)
 EXAMPLES = settings(max_examples=300, deadline=None)
@@ -225,7 +225,7 @@ def random_move(seed: int, similarity: str, size: float, images: int = 3) -> tup
     before_PD = torch.randn(6, 5, generator=draw, dtype=torch.float64)
     after_PD = before_PD + size * torch.randn(6, 5, generator=draw, dtype=torch.float64)
     if similarity == "cosine":
-        patch_BSD = shorten(patch_BSD.transpose(1, 2), torch.tensor(0.5)).transpose(1, 2)
+        patch_BSD = torch.nn.functional.normalize(patch_BSD, dim=2)
         before_PD, after_PD = (v / v.norm(dim=1, keepdim=True).clamp(min=1) for v in (before_PD, after_PD))
     return patch_BSD, Move(before_PD, after_PD, SIMILARITIES[similarity])
 

@@ -168,7 +168,7 @@ def test_mistakes_are_told_and_nothing_is_written(run: Path, capsys: pytest.Capt
     assert "between 1 and --k" in told("--threshold", "0")
     assert "prune twice" in told("--budget", "20", "--k", "3")
     assert "the sparsest has 9" in told("--budget", "8")
-    assert "not empty" in (main(["prune", str(run), "--out", str(run)]), capsys.readouterr().err)[1]
+    assert "--overwrite" in (main(["prune", str(run), "--out", str(run)]), capsys.readouterr().err)[1]
 
 
 def test_changed_images_are_noticed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
