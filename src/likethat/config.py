@@ -62,6 +62,7 @@ class TrainConfig:
     joint_epochs: tuple[int, ...] = _option(
         (30,), "epochs of joint training before each projection, one number a cycle"
     )
+    telling: float = _option(0.2, "share of an image's patches, the most telling ones, that may become prototypes")
     norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
     tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
     classifier_lr: float = _option(2e-4, "learning rate of the backbone in the classifier stage")
@@ -234,6 +235,7 @@ def _check(config: Config) -> None:
         (config.train.views >= 1, "--views must be at least 1"),
         (config.train.classifier_epochs >= 0, "--classifier-epochs must not be negative"),
         (not config.train.tie or config.train.classifier_epochs > 0, "--tie needs --classifier-epochs above 0"),
+        (0 < config.train.telling <= 1, "--telling must lie between 0 and 1"),
         (0 < config.train.warm_up < 1, "--warm-up must lie between 0 and 1"),
         (
             config.train.classifier_epochs == 0 or config.model.add_on == "linear",

@@ -17,7 +17,6 @@ from likethat.training.engine import batches_of, score_images
 from likethat.training.losses import leave_source_out
 from likethat.training.project import Projection
 
-TELLING = 0.2  # share of an image's patches that may become prototypes
 ROUNDS = 15  # of k-means
 SMOOTHING = 0.1  # of the labels that the scale is fitted to
 SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
@@ -36,13 +35,18 @@ class TellingPatches:
 
 @torch.no_grad()
 def start_from_classifier(
-    model: ProtoPNet, plain: PlainClassifier, images: Images, classes: tuple[str, ...], advance: Advance | None = None
+    model: ProtoPNet,
+    plain: PlainClassifier,
+    images: Images,
+    classes: tuple[str, ...],
+    share: float,
+    advance: Advance | None = None,
 ) -> Projection:
     """Sets add-on, prototypes and last layer from `plain`, whose backbone the model shares.
 
-    Returns where the prototypes come from, as a projection does.
+    `share` of each image's patches may become prototypes. Returns where the prototypes come from, as a projection does.
     """
-    telling = find_telling_patches(plain.eval(), images, telling_count(model, images), advance)
+    telling = find_telling_patches(plain.eval(), images, telling_count(model, images, share), advance)
     set_add_on(model, telling.mean_C, telling.covariance_CC)
     layer = model.prototype_layer
     z_NtD = model.add_on(telling.feature_NtC.flatten(0, 1)[:, :, None, None])
@@ -69,13 +73,13 @@ def start_from_classifier(
     return Projection(image_P, place_P // width, place_P % width, torch.zeros_like(vector_PD[:, 0]))
 
 
-def telling_count(model: ProtoPNet, images: Images) -> int:
+def telling_count(model: ProtoPNet, images: Images, share: float) -> int:
     """Patches of each image to choose from: a fixed share, or more where a class has few images for its prototypes."""
     height, width = model.patch_grid
     needed_K = model.own_KP.sum(1)
     image_K = images.label_N.bincount(minlength=model.num_classes).clamp(min=1)
     enough = int((needed_K / image_K).ceil().max())
-    return min(height * width, max(enough, round(TELLING * height * width), 1))
+    return min(height * width, max(enough, round(share * height * width), 1))
 
 
 def find_telling_patches(plain: PlainClassifier, images: Images, count: int, advance: Advance | None) -> TellingPatches:

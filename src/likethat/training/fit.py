@@ -86,7 +86,7 @@ def follow_plan(
             if step.is_epoch:
                 _train_epoch(progress, step, train, val, config, display, stop, saver)
             elif step.stage == "choose":
-                steps.choose_prototypes(progress, step, train, val, classes, display)
+                steps.choose_prototypes(progress, step, train, val, classes, config, display)
             elif step.stage == "project":
                 steps.project_prototypes(progress, step, train, val, classes, display)
             else:
