@@ -108,7 +108,7 @@ def paper(backbone: str) -> Config:
             own_weight=1.0,
             other_weight=-0.5,
         ),
-        augment=AugmentConfig(skew=0.2, distortion=0.02, compose=False, zoom=1.0, jitter=0.0, erase=0.0),
+        augment=AugmentConfig(skew=0.2, distortion=0.0, compose=False, zoom=1.0, jitter=0.0, erase=0.0),
         train=TrainConfig(
             views=30,
             classifier_epochs=0,
