@@ -41,7 +41,7 @@ def test_chosen_prototypes_are_patches_of_their_class() -> None:
     model = tiny_model([3, 2, 4], **DEFAULT)
     images = random_images(20, 3)
     plain = PlainClassifier(model.backbone, 3)
-    source = start_from_classifier(model, plain, images, NAMES, 0.2)
+    source = start_from_classifier(model, plain, images, 0.2)
     class_P = model.prototype_layer.class_P
     assert torch.equal(images.label_N[source.image_P], class_P)
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_only_the_most_telling_patches_are_chosen() -> None:
     torch.nn.init.normal_(plain.head.weight)
     count = telling_count(model, images, 0.2)
     assert count == 2  # a fifth of 9 patches
-    source = start_from_classifier(model, plain, images, NAMES, 0.2)
+    source = start_from_classifier(model, plain, images, 0.2)
     with torch.no_grad():
         feature = plain.backbone(images.batch(torch.arange(12))[0])
     for p in range(6):
@@ -93,7 +93,7 @@ def test_spread_choice_takes_one_of_each_heap() -> None:
 def test_tied_prototypes_follow_the_network_and_projection_leaves_them() -> None:
     model = tiny_model([3, 3, 3], **DEFAULT)
     images = random_images(15, 3)
-    source = start_from_classifier(model, PlainClassifier(model.backbone, 3), images, NAMES, 0.2)
+    source = start_from_classifier(model, PlainClassifier(model.backbone, 3), images, 0.2)
     with torch.no_grad():
         for parameter in model.backbone.parameters():
             parameter.mul_(1.05)

@@ -12,9 +12,10 @@ from explain_run import TinyRun, make_run, write_metrics
 from likethat.classifier import load
 from likethat.errors import UserError
 from likethat.explaining.explanation import explain
+from likethat.explaining.page import write_explanations
 from likethat.explaining.pictures import Pictures
 from likethat.report.curves import HEIGHT, charts, nice_ticks
-from likethat.report.html import write_explanations, write_report
+from likethat.report.html import write_report
 
 HOSTILE = ('<script>alert("x")</script>', "owl' onload='alert(1)", 'wren & "co" {{ 7 * 7 }}')
 METRICS: list[dict[str, object]] = [

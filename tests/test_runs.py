@@ -269,3 +269,4 @@ def test_more_prototypes_than_patches_is_told(birds: Path, tmp_path: Path) -> No
     options = [*TINY, "--prototypes-per-class", "30", "--classifier-epochs", "1", "--joint-epochs", "1"]
     message = likethat("train", birds, "--out", tmp_path / "run", *options, check=2).stderr.strip().splitlines()[-1]
     assert "--prototypes-per-class" in message
+    assert not (tmp_path / "run" / "metrics.jsonl").exists(), "told before anything was trained"

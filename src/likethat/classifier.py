@@ -12,7 +12,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from likethat import run_dir
-from likethat.checkpoint import load_tensors, read_json
+from likethat.checkpoint import read_json
 from likethat.data.decode import Box, View, read_image, to_input
 from likethat.errors import UserError
 from likethat.models.backbone import place
@@ -140,16 +140,8 @@ def load(run: str | Path, device: str = "auto") -> Classifier:
 
 def _load_network(run: Path) -> ProtoPNet:
     record = run_dir.read_record(run)
-    if not (run / run_dir.MODEL).is_file():
-        raise UserError(f"{run} holds an unfinished run; finish it with `likethat train ... --out {run} --resume`.")
     model = create_protopnet(record.config.model, list(record.prototypes_of_class), weights="none")
-    tensors, _ = load_tensors(run / run_dir.MODEL)
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise UserError(
-            f"{run / run_dir.MODEL} does not fit {run / run_dir.CONFIG}; restore both from one run."
-        ) from error
+    run_dir.load_weights(run, model, "train")
     return model
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from likethat import run_dir
-from likethat.checkpoint import load_tensors
 from likethat.errors import UserError
 from likethat.models.backbone import create_backbone, place
 from likethat.models.baseline import PlainClassifier
@@ -29,18 +28,10 @@ def load_plain(run: str | Path, device: str = "auto") -> PlainRun:
     record = run_dir.read_record(run)
     if record.kind != run_dir.BASELINE:
         raise UserError(f"{run} is no baseline; name a run folder that `likethat baseline` made.")
-    if not (run / run_dir.MODEL).is_file():
-        raise UserError(f"{run} holds an unfinished run; finish it with `likethat baseline ... --out {run} --resume`.")
     exact_arithmetic()
     settings = record.config.model
     backbone = create_backbone(settings.backbone, "none", settings.input_size)
     model = PlainClassifier(backbone, len(record.data.classes))
-    tensors, _ = load_tensors(run / run_dir.MODEL)
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise UserError(
-            f"{run / run_dir.MODEL} does not fit {run / run_dir.CONFIG}; restore both from one run."
-        ) from error
+    run_dir.load_weights(run, model, "baseline")
     torch_device = resolve_device(device)
     return PlainRun(run, record.data.classes, place(model, torch_device).eval(), torch_device)

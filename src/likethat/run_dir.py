@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from likethat import __version__
-from likethat.checkpoint import read_json, write_json
+from likethat.checkpoint import load_tensors, read_json, write_json
 from likethat.config import Config, from_dict
 from likethat.errors import UserError
 
@@ -87,6 +89,17 @@ def read_record(run: Path) -> RunRecord:
         return RunRecord(from_dict(document["config"]), data, prototypes_of_class, document["kind"], int(members))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{run / CONFIG} is damaged ({error!r}); restore it from a copy or train again.") from error
+
+
+def load_weights(run: Path, model: nn.Module, verb: str) -> None:
+    """Fills `model` with the tensors of a run that `verb` has finished."""
+    if not (run / MODEL).is_file():
+        raise UserError(f"{run} holds an unfinished run; finish it with `likethat {verb} ... --out {run} --resume`.")
+    tensors, _ = load_tensors(run / MODEL)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UserError(f"{run / MODEL} does not fit {run / CONFIG}; restore both from one run.") from error
 
 
 def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:

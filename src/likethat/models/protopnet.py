@@ -97,6 +97,8 @@ def create_add_on(kind: str, channels: int, width: int) -> nn.Sequential:
             layers.append(nn.ReLU() if following > width else nn.Sigmoid())
             current = following
     else:
+        if width > channels:
+            raise UserError(f"--latent-width {width} exceeds the backbone's {channels} channels; lower it.")
         layers = [nn.Conv2d(channels, width, 1)]
     for layer in layers:
         if isinstance(layer, nn.Conv2d):

@@ -10,7 +10,6 @@ from typing import Any
 from likethat import run_dir
 from likethat.classifier import Classifier
 from likethat.explaining.explanation import Explanation
-from likethat.explaining.page import write_explanations as write_explanations
 from likethat.explaining.page import write_page
 from likethat.explaining.pictures import Pictures
 from likethat.report.curves import HEIGHT, WIDTH, charts

@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from likethat.data.loaders import Images
-from likethat.errors import UserError
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, reset_last_layer
 from likethat.progress import Advance
-from likethat.training.engine import batches_of, score_images
+from likethat.training.engine import EVAL_BATCH, batches_of, score_images
 from likethat.training.losses import leave_source_out
 from likethat.training.project import Projection
 
@@ -38,7 +37,6 @@ def start_from_classifier(
     model: ProtoPNet,
     plain: PlainClassifier,
     images: Images,
-    classes: tuple[str, ...],
     share: float,
     advance: Advance | None = None,
 ) -> Projection:
@@ -54,15 +52,10 @@ def start_from_classifier(
     image_P = torch.zeros_like(layer.class_P)
     place_P = torch.zeros_like(layer.class_P)
     vector_PD = torch.zeros_like(layer.vectors())
-    for label, name in enumerate(classes):
+    for label in range(model.num_classes):
         member_m = (layer.class_P == label).nonzero()[:, 0]
         number_n = (images.label_N == label).nonzero()[:, 0]
         candidate_SD = patch_NtD[number_n].flatten(0, 1)
-        if len(candidate_SD) < len(member_m):
-            raise UserError(
-                f"Class '{name}' has {len(candidate_SD)} telling patches for {len(member_m)} prototypes; add images of "
-                "it or lower --prototypes-per-class."
-            )
         pick_m = spread_choice(candidate_SD, telling.evidence_Nt[number_n].flatten(), len(member_m))
         image_P[member_m] = number_n[pick_m // patch_NtD.shape[1]]
         place_P[member_m] = telling.place_Nt[number_n].flatten()[pick_m]
@@ -110,10 +103,6 @@ def set_add_on(model: ProtoPNet, mean_C: Tensor, covariance_CC: Tensor) -> None:
     convolution = model.add_on[0]
     assert isinstance(convolution, nn.Conv2d)
     width = convolution.out_channels
-    if width > convolution.in_channels:
-        raise UserError(
-            f"--latent-width {width} exceeds the {convolution.in_channels} channels of {model.backbone.name}; lower it."
-        )
     value_C, vector_CC = torch.linalg.eigh(covariance_CC.cpu())
     value_D, vector_CD = value_C[-width:].clamp(min=float(value_C[-1]) * 1e-4), vector_CC[:, -width:]
     weight_DC = (vector_CD * value_D**-0.25).T
@@ -166,9 +155,9 @@ def embed_sources(model: ProtoPNet, images: Images, source: Projection) -> None:
     image_U, inverse_P = source.image_P.unique(return_inverse=True)
     layer = model.prototype_layer
     vectors = torch.zeros_like(layer.vectors())
-    for start in range(0, len(image_U), 64):
-        patch_BDHW = layer.patches(model.latent(images.batch(image_U[start : start + 64])[0]))
-        here_P = ((inverse_P >= start) & (inverse_P < start + 64)).nonzero()[:, 0]
+    for start in range(0, len(image_U), EVAL_BATCH):
+        patch_BDHW = layer.patches(model.latent(images.batch(image_U[start : start + EVAL_BATCH])[0]))
+        here_P = ((inverse_P >= start) & (inverse_P < start + EVAL_BATCH)).nonzero()[:, 0]
         vectors[here_P] = patch_BDHW[inverse_P[here_P] - start, :, source.row_P[here_P], source.column_P[here_P]]
     layer.prototype_PDhw.copy_(vectors.view_as(layer.prototype_PDhw))
     model.train(training)

@@ -19,6 +19,7 @@ from likethat.runtime import StopFlag, seed_for
 from likethat.training import steps
 from likethat.training.engine import train_step
 from likethat.training.phases import Step, make_plan, set_learning_rates, set_mode
+from likethat.training.project import check_enough_patches
 from likethat.training.state import Progress, load_progress, save_progress
 
 SAVE_EVERY = 20.0  # seconds between saves inside a stage; the end of a stage is always saved
@@ -56,6 +57,7 @@ def fit(
 
     `observe` is called with every new record of metrics.jsonl.
     """
+    check_enough_patches(model, train, classes)
     plain = PlainClassifier(model.backbone, len(classes)).to(train.device) if config.train.classifier_epochs else None
     progress = Progress(model, plain)
     follow_plan(make_plan(config.train), progress, train, val, classes, config, run, display, stop, observe)
@@ -86,7 +88,7 @@ def follow_plan(
             if step.is_epoch:
                 _train_epoch(progress, step, train, val, config, display, stop, saver)
             elif step.stage == "choose":
-                steps.choose_prototypes(progress, step, train, val, classes, config, display)
+                steps.choose_prototypes(progress, step, train, val, config, display)
             elif step.stage == "project":
                 steps.project_prototypes(progress, step, train, val, classes, display)
             else:

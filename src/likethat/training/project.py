@@ -73,9 +73,10 @@ def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance:
     prototypes and patches still free, and so on. Ties go to the lower prototype, the earlier image, the earlier
     place in the map (row by row).
     """
+    check_enough_patches(model, images, classes)
     model.eval()
     layer = model.prototype_layer
-    candidates = nearest_of_own_class(model, images, classes, advance)
+    candidates = nearest_of_own_class(model, images, advance)
     chosen_Km = settle(candidates.distance_Kmc, candidates.patch_Kmc)
     patch_Km = candidates.patch_Kmc.gather(2, chosen_Km[..., None])[..., 0]
     width = candidates.nearest_KmcD.shape[3]
@@ -90,9 +91,7 @@ def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance:
     return Projection(patch_P // (height * width), place_P // width, place_P % width, moved_P)
 
 
-def nearest_of_own_class(
-    model: ProtoPNet, images: Images, classes: tuple[str, ...], advance: Advance | None = None
-) -> Candidates:
+def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | None = None) -> Candidates:
     """Images go class by class, so that a batch meets few classes."""
     layer = model.prototype_layer
     candidates = Candidates(model)
@@ -108,15 +107,19 @@ def nearest_of_own_class(
             candidates.offer(label, patch_BDHW[here], index_B[here][:, None] * len(place_S) + place_S)
         if advance:
             advance(min(start + EVAL_BATCH, len(images)), len(images))
-    for label, name in enumerate(classes):
-        needed = int(candidates.used_Km[label].sum())
-        available = int(candidates.distance_Kmc[label, 0].isfinite().sum())
+    return candidates
+
+
+def check_enough_patches(model: ProtoPNet, images: Images, classes: tuple[str, ...]) -> None:
+    """Every prototype needs a patch of its own."""
+    height, width = model.patch_grid
+    available_K = images.label_N.bincount(minlength=model.num_classes) * height * width
+    for name, available, needed in zip(classes, available_K.tolist(), model.own_KP.sum(1).tolist(), strict=True):
         if available < needed:
             raise UserError(
                 f"Class '{name}' has {available} training patches for {needed} prototypes; add images of it or lower "
                 "--prototypes-per-class."
             )
-    return candidates
 
 
 def settle(distance_Kmc: Tensor, patch_Kmc: Tensor) -> Tensor:

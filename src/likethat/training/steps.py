@@ -79,19 +79,13 @@ def validation_logits(model: ProtoPNet, val: Images) -> Tensor:
 
 
 def choose_prototypes(
-    progress: Progress,
-    step: Step,
-    train: Images,
-    val: Images,
-    classes: tuple[str, ...],
-    config: Config,
-    display: Display,
+    progress: Progress, step: Step, train: Images, val: Images, config: Config, display: Display
 ) -> None:
     assert progress.plain is not None
     started = time.monotonic()
     with display.task("choosing prototypes") as advance:
         progress.projection = start_from_classifier(
-            progress.model, progress.plain, train, classes, config.train.telling, advance
+            progress.model, progress.plain, train, config.train.telling, advance
         )
     progress.make_teacher()
     measured = measure(validation_logits(progress.model, val), val.label_N)

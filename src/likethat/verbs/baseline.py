@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
-from likethat.verbs.common import DONE, add_verb, display_of
-from likethat.verbs.training import add_training_arguments, chosen_options
+from likethat.verbs.common import DONE, add_verb
+from likethat.verbs.training import add_training_arguments, training_arguments
 
 
 def baseline(args: argparse.Namespace) -> int:
@@ -16,18 +16,7 @@ def baseline(args: argparse.Namespace) -> int:
     from likethat.baseline_run import train_baseline
     from likethat.summary import print_summary
 
-    plain = train_baseline(
-        args.data,
-        args.out,
-        preset=args.preset,
-        config_file=args.config,
-        device=args.device,
-        resume=args.resume,
-        overwrite=args.overwrite,
-        display=display_of(args),
-        **chosen_options(args),
-    )
-    print_summary(plain)
+    print_summary(train_baseline(args.data, args.out, **training_arguments(args)))
     return DONE
 
 

@@ -15,19 +15,7 @@ def train(args: argparse.Namespace) -> int:
     from likethat.pipeline import train
     from likethat.summary import print_summary
 
-    classifier = train(
-        args.data,
-        args.out,
-        preset=args.preset,
-        config_file=args.config,
-        device=args.device,
-        resume=args.resume,
-        overwrite=args.overwrite,
-        tensorboard=args.tensorboard,
-        display=display_of(args),
-        **chosen_options(args),
-    )
-    print_summary(classifier)
+    print_summary(train(args.data, args.out, tensorboard=args.tensorboard, **training_arguments(args)))
     return DONE
 
 
@@ -59,9 +47,11 @@ def add_training_arguments(verb: argparse.ArgumentParser) -> None:
     add_options(verb)
 
 
-def chosen_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of the configuration that were given as flags."""
-    return {name: getattr(args, name) for name in config.options() if getattr(args, name) is not None}
+def training_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """What `add_training_arguments` asked for, as the keywords of the functions that train."""
+    asked = {name: getattr(args, name) for name in ("preset", "device", "resume", "overwrite")}
+    chosen = {name: getattr(args, name) for name in config.options() if getattr(args, name) is not None}
+    return {**asked, "config_file": args.config, "display": display_of(args), **chosen}
 
 
 def add_options(verb: argparse.ArgumentParser) -> None:
