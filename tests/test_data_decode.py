@@ -244,6 +244,13 @@ def test_bombs_are_refused_by_their_header(size):
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # pytest resets our own filter
+def test_callers_may_take_less():
+    with pytest.raises(ImageError, match="or 3 million in all") as caught:
+        read_image(png_claiming(2000, 1501), max_pixels=3_000_000)
+    assert caught.value.kind == "bomb"
+    assert read_image(Image.new("RGB", (20, 15)), max_pixels=300).size == (20, 15)
+
+
 def test_the_largest_allowed_pictures_are_no_bombs():
     assert read_image(encode(Image.new("1", (20_000, 2)), "PNG")).size == (20_000, 2)
     with pytest.raises(ImageError) as caught:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from likethat.classifier import Classifier, Prototype, load, read_prototypes
 from likethat.errors import UserError
-from likethat.explaining.explanation import explain, explain_batch
+from likethat.explaining.explanation import explain, explain_batch, explain_outputs
 from likethat.explaining.render import scaled
 
 
@@ -308,3 +308,21 @@ def test_missing_prototype_picture_gets_a_sentence(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(UserError, match="restore the run folder"):
         explanation.figure()
+
+
+def test_any_class_can_be_explained_and_compared_with_any_other(classifier: Classifier, picture: Path) -> None:
+    prepared = classifier.prepare(picture)
+    outputs = classifier.outputs([prepared])
+    every = explain(classifier, picture, top_classes=len(classifier.classes))
+    second, last = every.classes[1].name, every.classes[-1].name
+    (explanation,) = explain_outputs(classifier, outputs, [prepared], top_classes=1, also=[last, second, last])
+    assert [sheet.name for sheet in explanation.classes] == [sheet.name for sheet in every.classes]
+    assert explanation.rival is None
+    lead = explanation.compare(last, second)
+    assert lead.logit == explanation.sheet(last).logit - explanation.sheet(second).logit < 0
+    weights = classifier.weight_KP[[classifier.classes.index(name) for name in (last, second)]].double()
+    assert {row.match.prototype.id: row.weight for row in lead.rows} == {
+        p: w for p, w in enumerate((weights[0] - weights[1]).tolist()) if w
+    }
+    with pytest.raises(UserError, match="no class called"):
+        explain_outputs(classifier, outputs, [prepared], also=["nobody"])

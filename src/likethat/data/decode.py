@@ -55,7 +55,9 @@ class ImageError(UserError):
         return f"{self.name}: {self.cause}"
 
 
-def read_image(source: Path | bytes | BinaryIO | Image.Image, *, name: str | None = None) -> Image.Image:
+def read_image(
+    source: Path | bytes | BinaryIO | Image.Image, *, name: str | None = None, max_pixels: int = MAX_PIXELS
+) -> Image.Image:
     """The picture, upright and in RGB; `name` is what an error calls it.
 
     Transparent parts are laid on white, animations give their first frame. 16-bit pictures are scaled to 8 bits;
@@ -70,13 +72,13 @@ def read_image(source: Path | bytes | BinaryIO | Image.Image, *, name: str | Non
         else:
             data = _read_bytes(source, name)
             image = Image.open(io.BytesIO(data), formats=FORMATS)
-        if max(image.size) > MAX_SIDE or image.width * image.height > MAX_PIXELS:
-            raise _too_large(name)
+        if max(image.size) > MAX_SIDE or image.width * image.height > max_pixels:
+            raise _too_large(name, max_pixels)
         rgb, orientation = _upright_rgb(image)
     except ImageError:
         raise
     except Image.DecompressionBombError as error:
-        raise _too_large(name) from error
+        raise _too_large(name, max_pixels) from error
     except Exception as error:  # Pillow's decoders raise nearly everything on broken data
         raise _broken(name, data, error) from error
     if rgb is source:  # the caller's own image keeps its info
@@ -104,8 +106,8 @@ def _read_bytes(source: Path | bytes | BinaryIO, name: str) -> bytes:
     return data
 
 
-def _too_large(name: str) -> ImageError:
-    limits = f"more than {MAX_SIDE:,} pixels on a side or {MAX_PIXELS // 1_000_000} million in all"
+def _too_large(name: str, max_pixels: int) -> ImageError:
+    limits = f"more than {MAX_SIDE:,} pixels on a side or {max_pixels // 1_000_000} million in all"
     return ImageError(name, "bomb", f"{limits}; scale it down or delete it")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ from likethat.data.decode import Box, View
 from likethat.errors import UserError
 from likethat.explaining.boxes import PERCENTILE, activation_boxes
 from likethat.explaining.page import write_explanations
-from likethat.explaining.render import seen_part
+from likethat.explaining.render import png, seen_part
 from likethat.explaining.sheet import draw_sheet
 from likethat.models.protopnet import Output
 
@@ -104,7 +103,11 @@ class Explanation:
         """What each prototype adds to the predicted class's lead over the rival: a sheet of the two's differences."""
         if self.rival is None:
             raise UserError("There is no class to compare with; ask for one with against=CLASS.")
-        best, rival = self.predicted, self.sheet(self.rival)
+        return self.compare(self.predicted.name, self.rival)
+
+    def compare(self, name: str, other: str) -> Sheet:
+        """What each prototype adds to the lead of one explained class over another."""
+        best, rival = self.sheet(name), self.sheet(other)
         weights = {row.match: row.weight for row in best.rows}
         for row in rival.rows:
             weights[row.match] = weights.get(row.match, 0.0) - row.weight
@@ -145,7 +148,7 @@ class Explanation:
             write_json(path, self.to_dict())
         elif path.suffix.lower() == ".png":
             with atomic_path(path) as temporary:
-                temporary.write_bytes(_png(self.figure(colours)))
+                temporary.write_bytes(png(self.figure(colours)))
         elif path.suffix.lower() in (".html", ".htm"):
             write_explanations(path, [self], colours)
         else:
@@ -153,13 +156,7 @@ class Explanation:
         return path
 
     def _repr_png_(self) -> bytes:
-        return _png(self.figure())
-
-
-def _png(picture: Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG", compress_level=1)  # two times faster than Pillow's own choice and a tenth larger
-    return buffer.getvalue()
+        return png(self.figure())
 
 
 def explain(
@@ -190,10 +187,26 @@ def explain_batch(
     percentile: float = PERCENTILE,
 ) -> list[Explanation]:
     """Explains several prepared pictures after one forward pass over all of them."""
+    options: dict[str, Any] = {"top_classes": top_classes, "against": against, "percentile": percentile}
+    return explain_outputs(classifier, classifier.outputs(batch), batch, paths=paths, **options)
+
+
+def explain_outputs(
+    classifier: Classifier,
+    outputs: Sequence[Output],
+    batch: Sequence[Prepared],
+    *,
+    paths: Sequence[str | None] | None = None,
+    top_classes: int = 3,
+    against: str | None = None,
+    also: Sequence[str] = (),
+    percentile: float = PERCENTILE,
+) -> list[Explanation]:
+    """Explains pictures that the networks have seen already. `also` names classes to explain besides the likeliest."""
     if top_classes < 1:
         raise UserError(f"At least 1 class must be explained, and {top_classes} were asked for.")
     rival = None if against is None else _class_number(classifier, against)
-    outputs = classifier.outputs(batch)
+    further = [_class_number(classifier, name) for name in also]
     weight_KP = classifier.weight_KP.cpu().double()
     score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()
     logit_BK = torch.stack([output.logits_BK for output in outputs]).sum(0).cpu().double()
@@ -203,8 +216,7 @@ def explain_batch(
         order = logit_K.argsort(descending=True, stable=True).tolist()
         shown = order[:top_classes]
         opponent = rival if rival != order[0] else order[1]
-        if opponent is not None and opponent not in shown:
-            shown.append(opponent)
+        shown += sorted({opponent, *further} - {None, *shown}, key=order.index)
         nearest = score_P.argsort(descending=True, stable=True)[:NEAREST].tolist()
         wanted_P = (weight_KP[shown] != 0).any(0)
         wanted_P[nearest] = True

@@ -36,13 +36,23 @@ def _environment(packages: tuple[str, ...]) -> Environment:
 
 def write_page(path: Path, template: str, packages: Sequence[str] = (), **context: Any) -> Path:
     """Fills a template of one of these packages, or of this one, which has the pieces that all pages share."""
-    html = _environment((*packages, "likethat.explaining")).get_template(template).render(**context)
+    html = render_page(template, packages, **context)
     with atomic_path(path) as temporary:
-        # File names that are not valid Unicode have no bytes in a page; they are shown with question marks.
-        temporary.write_bytes(html.encode("utf-8", "replace"))
+        temporary.write_bytes(html)
     return path
+
+
+def render_page(template: str, packages: Sequence[str] = (), **context: Any) -> bytes:
+    html = _environment((*packages, "likethat.explaining")).get_template(template).render(**context)
+    # File names that are not valid Unicode have no bytes in a page; they are shown with question marks.
+    return html.encode("utf-8", "replace")
 
 
 def write_explanations(out: Path, explanations: Sequence[Explanation], colours: str = "ember") -> Path:
     """One page with every explained picture, all inside the one file."""
     return write_page(out, "explanations.html", explanations=explanations, pictures=Pictures(True, colours))
+
+
+def render_explanation(explanation: Explanation) -> bytes:
+    """The page of one explained picture."""
+    return render_page("explanations.html", explanations=[explanation], pictures=Pictures(True))

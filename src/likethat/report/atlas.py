@@ -97,6 +97,8 @@ def to_document(atlas: Atlas, thumbnails: Thumbnails) -> dict[str, Any]:
                 "row": n.row,
                 "column": n.column,
                 "box": thumbnails[n.sample].to_file(n.share),
+                "picture": thumbnails[n.sample].name,
+                "share": [round(value, 4) for value in n.share],
             }
             for n in found
         ]
