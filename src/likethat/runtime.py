@@ -44,6 +44,13 @@ def exact_arithmetic() -> None:
     torch.backends.cudnn.deterministic = True
 
 
+def send(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """To the device without waiting for what that is doing."""
+    if device.type == "cuda" and value.device.type == "cpu":
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
+
+
 def seed_for(*position: object) -> int:
     """A seed for one place in a run. Every random draw follows from its place, so a resumed run repeats none."""
     digest = hashlib.sha256(repr(position).encode()).digest()

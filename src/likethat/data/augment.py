@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.config import AugmentConfig
+from likethat.runtime import send
 
 GRID = 4  # control points of the elastic distortion along each side
 ERASED_AREA = (0.02, 0.2)  # share of the picture that a hole covers
 
 
+@dataclass(frozen=True)
+class Views:
+    """What is drawn for each picture of a batch; drawn on the CPU, so that it is the same on every device."""
+
+    warp_B33: Tensor
+    bend_B2GG: Tensor
+    factor_B3: Tensor  # of brightness, contrast and saturation
+    hole_B4: Tensor  # y and x of its centre, half its height and width, in [-1, 1]
+
+    def to(self, device: torch.device) -> Views:
+        return Views(*(send(value, device) for value in vars(self).values()))
+
+
 def augment(x_B3HW: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """Warps, recolours and perhaps flips each picture; the same draw on every device, since it is made on the CPU.
+    """A fresh view of each picture."""
+    batch, _, height, width = x_B3HW.shape
+    return show(x_B3HW, draw_views(batch, height / width, config, generator).to(x_B3HW.device))
+
+
+def draw_views(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> Views:
+    warp_B33, bend_B2GG = draw_warps(batch, aspect, config, generator)
+    factor_B3 = 1 + _uniform((batch, 3), config.jitter, generator)
+    return Views(warp_B33, bend_B2GG, factor_B3, _draw_holes(batch, config.erase, generator))
+
+
+def show(x_B3HW: Tensor, views: Views) -> Tensor:
+    """Warps, recolours and pierces each picture.
 
     All warps are one sampling grid, so pixels are interpolated once. Corners are filled by reflection, not black.
     """
-    batch, _, height, width = x_B3HW.shape
-    device = x_B3HW.device
-    warp_B33, bend_B2GG = draw_warps(batch, height / width, config, generator)
-    grid_BHW2 = _sampling_grid(warp_B33.to(device), bend_B2GG.to(device), height, width)
+    height, width = x_B3HW.shape[2:]
+    grid_BHW2 = _sampling_grid(views.warp_B33, views.bend_B2GG, height, width)
     x_B3HW = F.grid_sample(x_B3HW, grid_BHW2, mode="bilinear", padding_mode="reflection", align_corners=False)
-    if config.jitter:
-        x_B3HW = _recolour(x_B3HW, _uniform((batch, 3), config.jitter, generator).to(device) + 1)
-    if config.erase:
-        x_B3HW = _erase(x_B3HW, config.erase, generator)
-    return x_B3HW
+    return _pierce(_recolour(x_B3HW, views.factor_B3), views.hole_B4)
 
 
 def draw_warps(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -128,18 +149,20 @@ def _recolour(x_B3HW: Tensor, factor_B3: Tensor) -> Tensor:
     return (gray_B1HW + (x_B3HW - gray_B1HW) * saturation).clamp(0, 1)
 
 
-def _erase(x_B3HW: Tensor, chance: float, generator: torch.Generator) -> Tensor:
-    """A gray hole in some pictures, so that no part alone decides."""
-    batch, _, height, width = x_B3HW.shape
+def _draw_holes(batch: int, chance: float, generator: torch.Generator) -> Tensor:
+    """Holes in some pictures, so that no part alone decides."""
     low, high = ERASED_AREA
     area_B = low + (high - low) * torch.rand(batch, generator=generator)
     stretch_B = torch.exp(_uniform(batch, 0.7, generator))
     half_B2 = torch.stack([(area_B * stretch_B).sqrt(), (area_B / stretch_B).sqrt()], 1)
     centre_B2 = _uniform((batch, 2), 1.0, generator)
     half_B2 = half_B2 * (torch.rand(batch, generator=generator) < chance)[:, None]
-    half_B2, centre_B2 = half_B2.to(x_B3HW.device), centre_B2.to(x_B3HW.device)
-    y_HW, x_HW = _coordinates(height, width, x_B3HW.device)
-    hole_BHW = ((y_HW - centre_B2[:, 0, None, None]).abs() < half_B2[:, 0, None, None]) & (
-        (x_HW - centre_B2[:, 1, None, None]).abs() < half_B2[:, 1, None, None]
-    )
+    return torch.cat([centre_B2, half_B2], 1)
+
+
+def _pierce(x_B3HW: Tensor, hole_B4: Tensor) -> Tensor:
+    """Gray where the holes are."""
+    y_HW, x_HW = _coordinates(x_B3HW.shape[2], x_B3HW.shape[3], x_B3HW.device)
+    y_B11, x_B11, half_y_B11, half_x_B11 = hole_B4[:, :, None, None].unbind(1)
+    hole_BHW = ((y_HW - y_B11).abs() < half_y_B11) & ((x_HW - x_B11).abs() < half_x_B11)
     return x_B3HW.masked_fill(hole_BHW[:, None], 0.5)

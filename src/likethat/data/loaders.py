@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.dataset import Sample
+from likethat.runtime import send
 
 GPU_SHARE = 0.5  # of the free GPU memory that pictures may take
 
@@ -27,11 +28,11 @@ class Images:
     def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
         """Pictures in [0, 1] as B, 3, H, W and their labels, on the device."""
         if self.pixel_NHW3.device == self.device:
-            pixel_BHW3 = self.pixel_NHW3[index_B.to(self.device)]
+            pixel_BHW3 = self.pixel_NHW3[send(index_B, self.device)]
         else:
-            pixel_BHW3 = self.pixel_NHW3[index_B.cpu()].pin_memory().to(self.device, non_blocking=True)
+            pixel_BHW3 = send(self.pixel_NHW3[index_B.cpu()], self.device)
         x_B3HW = pixel_BHW3.permute(0, 3, 1, 2).float() / 255
-        return x_B3HW, self.label_N[index_B.to(self.label_N.device)]
+        return x_B3HW, self.label_N[send(index_B, self.device)]
 
 
 def hold(pixel_NHW3: np.ndarray, samples: tuple[Sample, ...], device: torch.device) -> Images:
@@ -41,14 +42,16 @@ def hold(pixel_NHW3: np.ndarray, samples: tuple[Sample, ...], device: torch.devi
     return Images(pixels.to(device) if fits else pixels, label_N, device)
 
 
-def training_batches(count: int, batch_size: int, views: int, seed: int) -> list[Tensor]:
-    """A fresh order for each view of the images, cut into batches whose sizes differ by at most one.
+def training_batches(count: int, batch_size: int, views: int, seed: int) -> Tensor:
+    """A fresh order for each view of the images, one batch a row.
 
-    No image is left out, and no batch is so small that BatchNorm would fail.
+    No image is left out, and all batches are of one size, at most `batch_size`: the last is filled up from the first.
     """
     generator = torch.Generator().manual_seed(seed)
     order_N = torch.cat([torch.randperm(count, generator=generator) for _ in range(views)])
-    return list(order_N.tensor_split(max(1, -(-len(order_N) // batch_size))))
+    batches = -(-len(order_N) // batch_size)
+    size = -(-len(order_N) // batches)
+    return order_N[torch.arange(batches * size) % len(order_N)].view(batches, size)
 
 
 def plain_batches(count: int, batch_size: int) -> list[Tensor]:

@@ -13,6 +13,7 @@ from likethat.data.augment import augment
 from likethat.data.loaders import Images, plain_batches
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
+from likethat.runtime import send
 from likethat.training.losses import Costs
 
 EVAL_BATCH = 64
@@ -25,18 +26,18 @@ def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
 
 def train_step(
     optimizer: torch.optim.Optimizer,
-    costs_of: Callable[[Tensor, Tensor], Costs],
+    costs_of: Callable[[Tensor, Tensor, Tensor], Costs],
     images: Images,
     index_B: Tensor,
     augment_config: AugmentConfig,
     seed: int,
 ) -> Costs:
-    """All randomness of the step (augmentation, dropout) follows from `seed`."""
+    """All randomness of the step (augmentation, dropout) follows from `seed`. Nothing in it waits for the device."""
     torch.manual_seed(seed)
     x_B3HW, label_B = images.batch(index_B)
     x_B3HW = augment(x_B3HW, augment_config, torch.Generator().manual_seed(seed))
     with mixed_precision(images.device):
-        costs = costs_of(x_B3HW, label_B)
+        costs = costs_of(x_B3HW, label_B, send(index_B, images.device))
     optimizer.zero_grad(set_to_none=True)
     costs["loss"].backward()
     optimizer.step()

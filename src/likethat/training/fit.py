@@ -127,16 +127,14 @@ def _train_epoch(
         for number in range(progress.batch, len(batches)):
             stop.check()
             saver.save_if_due()
-            image_B = batches[number].to(train.device)
 
-            def costs_of(x_B3HW: Tensor, label_B: Tensor, image_B: Tensor = image_B) -> dict[str, Tensor]:
+            def costs_of(x_B3HW: Tensor, label_B: Tensor, image_B: Tensor) -> dict[str, Tensor]:
                 return steps.costs_of_step(progress, step, config, x_B3HW, label_B, image_B)
 
             set_learning_rates(optimizer, step, number / len(batches), settings)
-            costs = train_step(optimizer, costs_of, train, image_B, config.augment, seed_for(*place, number))
-            share = len(image_B) / (len(train) * settings.views)
+            costs = train_step(optimizer, costs_of, train, batches[number], config.augment, seed_for(*place, number))
             for name, value in costs.items():
-                progress.totals[name] = progress.totals.get(name, 0) + value * share
+                progress.totals[name] = progress.totals.get(name, 0) + value / len(batches)
             progress.batch = number + 1
             advance(number + 1, len(batches))
     steps.end_epoch(progress, step, val, time.monotonic() - started, display)

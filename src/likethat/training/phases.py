@@ -65,7 +65,8 @@ def start_stage(model: ProtoPNet, head: nn.Module | None, stage: str, config: Tr
     for group in groups:
         for parameter in group["params"]:
             parameter.requires_grad_(True)
-    return torch.optim.AdamW(groups) if config.decoupled_decay else torch.optim.Adam(groups)
+    fused = next(model.parameters()).device.type == "cuda"
+    return (torch.optim.AdamW if config.decoupled_decay else torch.optim.Adam)(groups, fused=fused or None)
 
 
 def _groups(
