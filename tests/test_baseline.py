@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,6 +118,45 @@ def test_a_killed_baseline_goes_on(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "plain" / run_dir.MODEL).read_bytes() == (folder / "plain" / run_dir.MODEL).read_bytes()
     assert lines_of(tmp_path / "plain") == lines_of(folder / "plain")
     assert main([*command, "--resume"]) == 0  # finished already
+
+
+def test_training_from_a_finished_baseline_is_training_at_once(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = ["train", str(folder / "birds"), "--out", str(out), *DEFAULT, "--from-classifier", str(folder / "plain")]
+    assert main(command) == 0
+    assert (out / run_dir.MODEL).read_bytes() == (folder / "run" / run_dir.MODEL).read_bytes()
+    assert lines_of(out) == lines_of(folder / "run")[2:]
+
+
+def test_training_from_a_timm_checkpoint(folder: Path, tmp_path: Path) -> None:
+    plain = load_plain(folder / "plain", "cpu").model
+    network = timm.create_model("test_resnet", num_classes=3)
+    state = {**plain.backbone.net.state_dict(), **{f"fc.{name}": v for name, v in plain.head.state_dict().items()}}
+    network.load_state_dict(state)
+    torch.save({"state_dict": network.state_dict()}, tmp_path / "tuned.pth")
+    file = ["--from-classifier", str(tmp_path / "tuned.pth")]
+    assert main(["train", str(folder / "birds"), "--out", str(tmp_path / "run"), *DEFAULT, *file]) == 0
+    assert (tmp_path / "run" / run_dir.MODEL).read_bytes() == (folder / "run" / run_dir.MODEL).read_bytes()
+
+
+def test_a_classifier_that_does_not_fit_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = ["train", str(folder / "birds"), "--out", str(tmp_path / "run"), *DEFAULT]
+    torch.save(timm.create_model("test_resnet", num_classes=5).state_dict(), tmp_path / "five.pth")
+    other = make_tiny_birds(tmp_path / "other", seed=1)
+    for more, sentence in (
+        (["--from-classifier", str(folder / "run")], "no baseline"),
+        (["--from-classifier", str(tmp_path / "five.pth")], "to these 3 classes"),
+        (["--from-classifier", str(tmp_path / "gone.pth")], "does not exist"),
+        (["--from-classifier", str(folder / "plain"), "--backbone", "test_resnet", "--input-size", "96"], "64x64"),
+    ):
+        assert main([*train, *more]) == 2, more
+        assert sentence in capsys.readouterr().err
+    from_plain = ["--from-classifier", str(folder / "plain")]
+    assert main(["train", str(other), "--out", str(tmp_path / "run"), *DEFAULT, *from_plain]) == 2
+    assert "another split" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_activation_map_is_the_logit_patch_by_patch(folder: Path) -> None:

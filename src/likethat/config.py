@@ -58,6 +58,9 @@ class TrainConfig:
     batch_size: int = _option(80, "images in a step")
     views: int = _option(1, "augmented views of every training image in an epoch")
     classifier_epochs: int = _option(40, "epochs of the plain classifier whose patches become prototypes; 0 for none")
+    from_classifier: str = _option(
+        "", "a finished plain classifier to take them from instead: a baseline run or a file of a timm model's weights"
+    )
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
     joint_epochs: tuple[int, ...] = _option(
         (30,), "epochs of joint training before each projection, one number a cycle"
@@ -80,6 +83,11 @@ class TrainConfig:
     separation: float = _option(0.0, "weight of the separation cost")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
     ridge: float = _option(1e-4, "pull of the last layer towards its first weights; makes the optimum exist")
+
+    @property
+    def has_classifier(self) -> bool:
+        """Whether prototypes come from a plain classifier, its own or a given one."""
+        return self.classifier_epochs > 0 or self.from_classifier != ""
 
 
 SECTIONS = {"data": DataConfig, "model": ModelConfig, "augment": AugmentConfig, "train": TrainConfig}
@@ -234,16 +242,16 @@ def _check(config: Config) -> None:
         (config.train.batch_size >= 2, "--batch-size must be at least 2"),
         (config.train.views >= 1, "--views must be at least 1"),
         (config.train.classifier_epochs >= 0, "--classifier-epochs must not be negative"),
-        (not config.train.tie or config.train.classifier_epochs > 0, "--tie needs --classifier-epochs above 0"),
+        (not config.train.tie or config.train.has_classifier, "--tie needs --classifier-epochs above 0"),
         (0 < config.train.telling <= 1, "--telling must lie between 0 and 1"),
         (0 < config.train.warm_up < 1, "--warm-up must lie between 0 and 1"),
         (
-            config.train.classifier_epochs == 0 or config.model.add_on == "linear",
-            "--classifier-epochs above 0 needs --add-on linear",
+            not config.train.has_classifier or config.model.add_on == "linear",
+            "prototypes of a plain classifier (--classifier-epochs, --from-classifier) need --add-on linear",
         ),
         (
-            config.train.classifier_epochs == 0 or config.model.prototype_shape == (1, 1),
-            "--classifier-epochs above 0 needs --prototype-shape 1x1",
+            not config.train.has_classifier or config.model.prototype_shape == (1, 1),
+            "prototypes of a plain classifier (--classifier-epochs, --from-classifier) need --prototype-shape 1x1",
         ),
         (config.train.warm_epochs >= 0, "--warm-epochs must not be negative"),
         (len(config.train.joint_epochs) > 0, "--joint-epochs needs at least one number"),

@@ -22,7 +22,9 @@ from likethat.explaining.explanation import Explanation, explain_batch
 from likethat.explaining.gallery import save_prototypes
 from likethat.metrics.accuracy import Evaluation, evaluate_logits
 from likethat.models.backbone import place
+from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, create_protopnet
+from likethat.plain import read_classifier
 from likethat.progress import Display
 from likethat.report.html import write_report
 from likethat.run_dir import DataRecord, RunRecord
@@ -77,12 +79,19 @@ def train(
         record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
         check_same_images(saved, record, out)
         torch.manual_seed(seed_for(config.train.seed, "weights"))
-        model = place(create_protopnet(config.model, list(record.prototypes_of_class)), torch_device)
+        weights = "none" if config.train.from_classifier else config.model.weights
+        model = place(create_protopnet(config.model, list(record.prototypes_of_class), weights=weights), torch_device)
+        plain = None
+        if config.train.has_classifier:
+            plain = PlainClassifier(model.backbone, len(record.data.classes)).to(torch_device)
+            if config.train.from_classifier and saved is None:
+                read_classifier(plain, Path(config.train.from_classifier), record)
         begin(out, record, saved)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard else None
-        progress = fit(model, train_images, val_images, prepared.dataset.classes, config, out, display, stop, observe)
+        classes = prepared.dataset.classes
+        progress = fit(model, plain, train_images, val_images, classes, config, out, display, stop, observe)
         return finish(out, model, progress, prepared, display)
 
 

@@ -44,6 +44,7 @@ class Saver:
 
 def fit(
     model: ProtoPNet,
+    plain: PlainClassifier | None,
     train: Images,
     val: Images,
     classes: tuple[str, ...],
@@ -55,10 +56,10 @@ def fit(
 ) -> Progress:
     """Trains `model` in place. On return it is the best cycle's on validation, projected and optimised.
 
+    `plain` is the classifier on the model's backbone that prototypes are taken from, where they are.
     `observe` is called with every new record of metrics.jsonl.
     """
     check_enough_patches(model, train, classes)
-    plain = PlainClassifier(model.backbone, len(classes)).to(train.device) if config.train.classifier_epochs else None
     progress = Progress(model, plain)
     follow_plan(make_plan(config.train), progress, train, val, classes, config, run, display, stop, observe)
     model.load_state_dict(progress.best_model)

@@ -32,8 +32,8 @@ class Step:
 
 def make_plan(config: TrainConfig) -> list[Step]:
     """[classifier, choose,] warm, then [joint, project, last layer] for each cycle."""
-    plan = [Step("classifier", 0, epoch) for epoch in range(config.classifier_epochs)]
-    if config.classifier_epochs:
+    plan = [Step("classifier", 0, epoch) for epoch in range(0 if config.from_classifier else config.classifier_epochs)]
+    if config.has_classifier:
         plan.append(Step("choose"))
     plan += [Step("warm", 0, epoch) for epoch in range(config.warm_epochs)]
     done = 0
