@@ -57,7 +57,7 @@ def test_run_folder_holds_what_is_promised(run: Path) -> None:
     assert not list(run.rglob("*.pkl")) + list(run.rglob("*.pt")) + list(run.rglob("*.pth"))
     stages = [json.loads(line)["stage"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     one_cycle = ["joint", "project", "last_layer"]
-    assert stages == ["classifier"] * 2 + ["choose", "joint", *one_cycle, *one_cycle, "test"]
+    assert stages == ["classifier"] * 2 + ["choose", "joint", *one_cycle, *one_cycle, "test_projection", "test"]
     assert list((run / "tensorboard").iterdir())
 
 
@@ -92,10 +92,36 @@ def test_verify_finds_a_changed_image_a_missing_one_and_a_changed_model(
     assert "NOT proven" in likethat("verify", copy, check=1).stdout
 
 
-def test_nothing_before_the_last_layer_moves_after_projection(birds: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def paper_run(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("paper") / "run"
+    likethat("train", birds, "--out", folder, *PAPER, "--joint-epochs", "2")
+    return folder
+
+
+def test_nothing_before_the_last_layer_moves_after_projection(paper_run: Path) -> None:
     """The published code let BatchNorm drift here. With BatchNorm training on, the proof must still hold."""
-    likethat("train", birds, "--out", tmp_path / "run", *PAPER, "--joint-epochs", "2")
-    assert json.loads(likethat("verify", tmp_path / "run", "--json").stdout)["passed"]
+    assert json.loads(likethat("verify", paper_run, "--json").stdout)["passed"]
+
+
+def test_test_images_are_measured_before_and_after_the_projection(birds: Path, paper_run: Path) -> None:
+    """Picture by picture, with the paper's first last layer and the prototypes as they stood."""
+    told = [json.loads(line) for line in (paper_run / "metrics.jsonl").read_text().splitlines()][-2]
+    model = package.load(paper_run, "cpu")
+    network = model.networks[0]
+    layer = network.prototype_layer
+    assert not torch.equal(layer.prototype_PDhw, layer.unprojected_PDhw)
+    own_KP = network.own_KP.float()
+    for when, prototypes in (("after", layer.prototype_PDhw.clone()), ("before", layer.unprojected_PDhw)):
+        layer.prototype_PDhw.data = prototypes
+        entropy, right = [], []
+        for path in sorted((birds / "test").rglob("*.jpg")):
+            score_P = model.outputs([model.prepare(path)])[0].score_BP[0]
+            logits_K, label = (1.5 * own_KP - 0.5) @ score_P, model.classes.index(path.parent.name)
+            entropy.append(-float(logits_K.log_softmax(0)[label]))
+            right.append(int(logits_K.argmax()) == label)
+        assert told[when]["cross_entropy"] == pytest.approx(sum(entropy) / 9, rel=1e-4)
+        assert told[when]["accuracy"] == pytest.approx(sum(right) / 9)
 
 
 def test_evaluate_agrees_with_training_and_with_predict(birds: Path, run: Path) -> None:

@@ -30,7 +30,7 @@ from likethat.report.html import write_report
 from likethat.run_dir import DataRecord, RunRecord
 from likethat.runtime import exact_arithmetic, physical_memory, resolve_device, seed_for, stop_on_signals
 from likethat.tensorboard import tensorboard_observer
-from likethat.training.engine import score_images
+from likethat.training.engine import measure, score_images
 from likethat.training.fit import fit
 from likethat.training.state import Progress, write_metrics
 
@@ -207,11 +207,28 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     save_prototypes(out, model, progress.best_projection, dataset.train, dataset.root, prepared.sha256, dataset.classes)
     test = prepared.images["test"]
     with display.task("test images") as advance:
-        logits_NK = model.last_layer(score_images(model, test, advance))
-    classifier, evaluation = conclude(out, progress.metrics, dataset, logits_NK)
+        score_NP = score_images(model, test, advance)
+    logits_NK = model.last_layer(score_NP)
+    metrics = progress.metrics
+    if progress.best_unsolved_KP is not None:
+        metrics = [*metrics, _measure_projection(model, test, score_NP, progress.best_unsolved_KP)]
+    classifier, evaluation = conclude(out, metrics, dataset, logits_NK)
     (out / run_dir.PIXELS).unlink(missing_ok=True)
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
     return classifier
+
+
+@torch.no_grad()
+def _measure_projection(model: ProtoPNet, test: Images, score_NP: Tensor, unsolved_KP: Tensor) -> dict[str, Any]:
+    """Test accuracy before the projection and after it, as the project step measures both on validation. It comes
+    when all choices are made, for reading only; the model is left as it was."""
+    unsolved_KP, layer = unsolved_KP.to(score_NP), model.prototype_layer
+    projected_PDhw = layer.prototype_PDhw.clone()
+    layer.prototype_PDhw.copy_(layer.unprojected_PDhw)
+    before_NP = score_images(model, test)
+    layer.prototype_PDhw.copy_(projected_PDhw)
+    before, after = (measure(scores @ unsolved_KP.T, test.label_N) for scores in (before_NP, score_NP))
+    return {"stage": "test_projection", "before": before, "after": after}
 
 
 def conclude(

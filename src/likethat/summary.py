@@ -71,6 +71,9 @@ def describe_run(run: Path) -> dict[str, Any]:
         description["connections_to_other_classes"] = steps["prune"]["nonzero_negative"]
     if "test" in steps:
         description["test"] = {key: steps["test"][key] for key in ("images", "accuracy", "top5_accuracy")}
+    if "test_projection" in steps and "prune" not in steps:
+        projection = steps["test_projection"]
+        description["test_projection"] = {when: projection[when]["accuracy"] for when in ("before", "after")}
     if record.kind == run_dir.BASELINE:
         del description["prototypes"]
     elif finished:
@@ -98,6 +101,8 @@ def print_description(description: dict[str, Any]) -> None:
     if "test" in description:
         test = description["test"]
         rows.append(("test accuracy", f"{test['accuracy']:.1%} of {test['images']} images"))
+    for when, value in description.get("test_projection", {}).items():
+        rows.append((f"test {when} projection", f"{value:.1%}"))
     if not description["finished"]:
         command = "baseline" if is_plain else "train"
         rows.append(("state", f"unfinished; resume it with `likethat {command} ... --resume`"))

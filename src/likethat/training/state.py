@@ -44,6 +44,7 @@ class Progress:
     best_accuracy: float = -1.0  # on validation, of the best cycle so far
     best_model: dict[str, Tensor] = field(default_factory=dict)
     best_projection: Projection | None = None
+    best_unsolved_KP: Tensor | None = None  # its last layer before that was solved
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
     def optimizer_for(self, stage: str, config: TrainConfig) -> torch.optim.Optimizer:
@@ -77,6 +78,8 @@ def save_progress(progress: Progress, run: Path) -> None:
     for name, projection in (("projection", progress.projection), ("best_projection", progress.best_projection)):
         if projection is not None:
             tensors |= with_prefix(name, vars(projection))
+    if progress.best_unsolved_KP is not None:
+        tensors["best_unsolved_KP"] = progress.best_unsolved_KP
     save_tensors(run / run_dir.STATE, tensors, {name: getattr(progress, name) for name in DOCUMENT})
     write_metrics(run, progress.metrics)
 
@@ -97,6 +100,7 @@ def load_progress(progress: Progress, run: Path, config: TrainConfig) -> None:
     device = next(progress.model.parameters()).device
     progress.totals = {name: value.to(device) for name, value in strip_prefix("totals", tensors).items()}
     progress.best_model = strip_prefix("best_model", tensors)
+    progress.best_unsolved_KP = tensors.get("best_unsolved_KP")
     if stage := progress.optimizer_stage:
         progress.optimizer_stage = ""
         load_optimizer_tensors(progress.optimizer_for(stage, config), strip_prefix("optimizer", tensors))

@@ -116,6 +116,7 @@ def optimise_last_layer(
 ) -> None:
     """Convex, on scores computed once. The cycle is kept if it is the best so far on validation."""
     model = progress.model
+    unsolved_KP = model.last_layer.weight.detach().clone()
     started = time.monotonic()
     with display.task("scores of the training images") as advance:
         score_NP = score_images(model, train, advance)
@@ -130,7 +131,7 @@ def optimise_last_layer(
         model.num_classes,
         lam=config.train.l1,
         ridge=config.train.ridge,
-        start_KP=model.last_layer.weight.detach(),
+        start_KP=unsolved_KP,
     )
     with torch.no_grad():
         model.last_layer.weight.copy_(solution.weight_KP)
@@ -148,6 +149,7 @@ def optimise_last_layer(
     if measured["accuracy"] >= progress.best_accuracy:
         progress.best_accuracy = measured["accuracy"]
         progress.best_model, progress.best_projection = copy_state(model), progress.projection
+        progress.best_unsolved_KP = unsolved_KP
     display.line(
         f"last layer: objective {solution.objective:.5f} (optimality residual {solution.kkt_residual:.0e}), "
         f"{solution.nonzero_negative} connections to other classes, validation accuracy {measured['accuracy']:.1%}"
