@@ -11,6 +11,8 @@ from PIL import Image
 from likethat.data.cache import load_dataset
 from likethat.data.check import check_dataset
 from likethat.data.dataset import Sample, open_dataset
+from likethat.data.decode import View
+from likethat.data.parts import read_parts
 from likethat.errors import UserError
 
 SHARED_CUB = Path(__file__).parents[2] / "shared" / "cub"
@@ -30,6 +32,26 @@ def small_cub(tmp_path: Path) -> Path:
     for name, text in tables.items():
         (root / name).write_text(text)
     return root
+
+
+def test_parts_follow_the_crop(small_cub: Path) -> None:
+    dataset = open_dataset(small_cub)
+    assert read_parts(dataset) is None
+    (small_cub / "parts").mkdir()
+    (small_cub / "parts/parts.txt").write_text("1 back\n2 left eye\n3 right eye\n")
+    (small_cub / "parts/part_locs.txt").write_text("9 1 0.0 0.0 0\n9 3 9.0 22.0 1\n")
+    table = read_parts(dataset)
+    assert table is not None
+    assert table.sides == [0, 1, 1]
+    sample = next(sample for sample in dataset.test if "bird 9" in sample.path)
+    view = View((9, 2, 19, 22), (10, 10), (99, 99))
+    part_NQ4, object_N4 = table.shares([sample], [view])
+    assert np.isnan(part_NQ4[0, :2]).all()
+    assert part_NQ4[0, 2].tolist() == pytest.approx([0, 1, 0, 1])
+    assert object_N4[0].tolist() == pytest.approx([0, 0, 1.05, 1])
+    (small_cub / "parts/part_locs.txt").write_text("9 1 nowhere\n")
+    with pytest.raises(UserError, match=r"part_locs.txt is damaged"):
+        read_parts(dataset)
 
 
 def test_labels_split_and_boxes(small_cub):

@@ -24,6 +24,7 @@ PROTOTYPES = "prototypes.json"
 PICTURES = "prototypes"
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
+INTERPRETABILITY = "interpretability.json"  # what `evaluate --interpretability` measured
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
 MEMBERS = "members"
 STATE = "checkpoints/state.safetensors"

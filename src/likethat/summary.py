@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from likethat import run_dir
 from likethat.classifier import Classifier, read_prototypes
 from likethat.explaining.verify import Verification
 from likethat.metrics.accuracy import Evaluation
+from likethat.metrics.figure import HIGHER, LOWER, Figure
 from likethat.plain import PlainRun
 
 SHOWN = 10  # rows of a long list
@@ -124,6 +126,20 @@ def print_evaluation(evaluation: Evaluation) -> None:
     rows += [(f"class {name}", f"{value:.1%}") for name, value in worst if value < 1]
     rows += [(f"{true} taken for {guess}", f"{count} times") for true, guess, count in evaluation.confusions[:3]]
     print_table(f"{evaluation.images} images ({evaluation.part})", rows)
+
+
+def print_figures(figures: Sequence[Figure]) -> None:
+    """A table for each group of figures: value, interval, what is better, and what it was measured on."""
+    for group in dict.fromkeys(figure.group for figure in figures):
+        table = Table(title=group, title_justify="left")
+        for heading in ("", "value", "95 % interval", "better"):
+            table.add_column(heading, justify="right" if heading in ("value", "95 % interval") else "left")
+        table.add_column("measured on", style="dim", overflow="fold")
+        for figure in figures:
+            if figure.group == group:
+                better = {HIGHER: "↑", LOWER: "↓"}.get(figure.better, "")
+                table.add_row(figure.name, *figure.shown(), better, figure.note)
+        _console().print(table)
 
 
 def print_verification(verification: Verification) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from likethat.data.check import Problem, Progress, Report, examine, make_report, map_in_threads
 from likethat.data.dataset import PARTS, DataSet, Sample
-from likethat.data.decode import to_input
+from likethat.data.decode import View, to_input
 from likethat.errors import UserError
 
 
@@ -21,6 +21,7 @@ class DecodedImages:
     pixels: np.ndarray  # (N, H, W, 3) uint8
     sha256: list[str]
     problems: list[Problem]
+    views: list[View | None]  # None of bad images
 
 
 @dataclass(frozen=True)
@@ -79,35 +80,37 @@ def decode_samples(
     try:
         # open_memmap makes a file of zeros.
         pixels = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
-        hashes, problems = _decode_into(pixels, root, samples, workers, progress)
+        found = _decode_into(pixels, root, samples, workers, progress)
         pixels.flush()
         del pixels  # Windows renames no file that is mapped
         os.replace(unfinished, cache_file)
     finally:
         unfinished.unlink(missing_ok=True)
-    return DecodedImages(np.load(cache_file, mmap_mode="r"), hashes, problems)
+    return DecodedImages(np.load(cache_file, mmap_mode="r"), *found)
 
 
 def _decode_into(
     pixels: np.ndarray, root: Path, samples: Sequence[Sample], workers: int | None, progress: Progress | None
-) -> tuple[list[str], list[Problem]]:
+) -> tuple[list[str], list[Problem], list[View | None]]:
     size_hw = (pixels.shape[1], pixels.shape[2])
 
-    def decode(row: int) -> tuple[str, Problem | None]:
-        examined = examine(root, samples[row])
+    def decode(row: int) -> tuple[str, Problem | None, View | None]:
+        examined, view = examine(root, samples[row]), None
         if examined.image:
-            pixels[row], _ = to_input(examined.image, samples[row].box, size_hw)
-        return examined.sha256, examined.problem
+            pixels[row], view = to_input(examined.image, samples[row].box, size_hw)
+        return examined.sha256, examined.problem, view
 
     hashes: list[str] = []
     problems: list[Problem] = []
-    for sha256, problem in map_in_threads(decode, range(len(samples)), workers):
+    views: list[View | None] = []
+    for sha256, problem, view in map_in_threads(decode, range(len(samples)), workers):
         hashes.append(sha256)
+        views.append(view)
         if problem:
             problems.append(problem)
         if progress:
             progress(len(hashes), len(samples))
-    return hashes, problems
+    return hashes, problems, views
 
 
 def _allocate(shape: tuple[int, ...]) -> np.ndarray:

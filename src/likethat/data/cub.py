@@ -17,15 +17,15 @@ def find_cub(path: Path) -> Path | None:
 
 def open_cub(root: Path, *, seed: int, full_images: bool, val_fraction: float) -> DataSet:
     """CUB's own split, with validation images held out of its training images; cropped to the birds' boxes."""
-    class_names = _read_table(root / "classes.txt")
+    class_names = read_table(root / "classes.txt")
     label_of = {class_id: label for label, class_id in enumerate(class_names)}
-    class_of = _read_table(root / "image_class_labels.txt")
-    is_training = _read_table(root / "train_test_split.txt")
-    boxes = {} if full_images else _read_boxes(root / "bounding_boxes.txt")
+    class_of = read_table(root / "image_class_labels.txt")
+    is_training = read_table(root / "train_test_split.txt")
+    boxes = {} if full_images else read_boxes(root / "bounding_boxes.txt")
 
     train: list[Sample] = []
     test: list[Sample] = []
-    for image_id, name in _read_table(root / "images.txt").items():
+    for image_id, name in read_table(root / "images.txt").items():
         try:
             label = label_of[class_of[image_id]]
             box = None if full_images else boxes[image_id]
@@ -40,7 +40,7 @@ def open_cub(root: Path, *, seed: int, full_images: bool, val_fraction: float) -
     return DataSet(root, "cub", classes, kept, val, tuple(test), held_out=("val",))
 
 
-def _read_boxes(file: Path) -> dict[str, tuple[float, float, float, float]]:
+def read_boxes(file: Path) -> dict[str, tuple[float, float, float, float]]:
     """Image id -> x0, y0, x1, y1; the file has x, y, width, height."""
     if not file.is_file():
         raise UserError(
@@ -48,7 +48,7 @@ def _read_boxes(file: Path) -> dict[str, tuple[float, float, float, float]]:
             "`likethat train ... --full-images`"
         )
     boxes = {}
-    for image_id, line in _read_table(file).items():
+    for image_id, line in read_table(file).items():
         try:
             x, y, width, height = map(float, line.split())
         except ValueError as error:
@@ -57,7 +57,7 @@ def _read_boxes(file: Path) -> dict[str, tuple[float, float, float, float]]:
     return boxes
 
 
-def _read_table(file: Path) -> dict[str, str]:
+def read_table(file: Path) -> dict[str, str]:
     """A table of 'id value' lines, in the file's order."""
     try:
         text = file.read_text(encoding="utf-8")

@@ -191,6 +191,11 @@ class View:
         x0, y0, x1, y1 = box
         return left + x0 * scale_x, top + y0 * scale_y, left + x1 * scale_x, top + y1 * scale_y
 
+    def to_shares(self, upright_n4: np.ndarray) -> np.ndarray:
+        """Boxes in pixels of the upright picture, in shares of what the network sees (beyond 0 to 1 outside of it)."""
+        left, top, right, bottom = self.crop
+        return (upright_n4 - [left, top, left, top]) / [right - left, bottom - top, right - left, bottom - top]
+
     def to_file(self, box: Box) -> Box:
         """A box in input pixels, in pixels of the file as stored, before any EXIF rotation."""
         x0, y0, x1, y1 = self.to_upright(box)

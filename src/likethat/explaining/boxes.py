@@ -37,10 +37,19 @@ def check_percentile(percentile: float) -> None:
 def activation_boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float = PERCENTILE) -> list[Box]:
     """The paper's boxes, in pixels of a picture of that size: around the pixels of the upsampled map that reach
     its percentile (numpy's 'linear' one)."""
+    box_P4 = box_tensor(map_PHW, size_hw, percentile)
+    return [(x0, y0, x1, y1) for x0, y0, x1, y1 in box_P4.cpu().double().tolist()]
+
+
+def box_tensor(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float = PERCENTILE) -> Tensor:
+    """The same boxes as one tensor of whole numbers, P x 4."""
     check_percentile(percentile)
-    per_chunk = max(1, CHUNK_PIXELS // (size_hw[0] * size_hw[1]))
-    boxes_P4 = [_boxes(chunk_PHW, size_hw, percentile) for chunk_PHW in map_PHW.float().split(per_chunk)]
-    return [(x0, y0, x1, y1) for x0, y0, x1, y1 in torch.cat(boxes_P4).cpu().double().tolist()]
+    return torch.cat([_boxes(chunk_PHW, size_hw, percentile) for chunk_PHW in chunks(map_PHW.float(), size_hw)])
+
+
+def chunks(map_PHW: Tensor, size_hw: tuple[int, int]) -> tuple[Tensor, ...]:
+    """As many maps at a time as may be upsampled to that size."""
+    return map_PHW.split(max(1, CHUNK_PIXELS // (size_hw[0] * size_hw[1])))
 
 
 def _boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ from likethat.classifier import Classifier
 from likethat.explaining.explanation import Explanation
 from likethat.explaining.page import write_page
 from likethat.explaining.pictures import Pictures
+from likethat.metrics.figure import wilson_interval
 from likethat.report.curves import HEIGHT, WIDTH, charts
+from likethat.report.measured import read_measured
 from likethat.report.path import draw_path
 
 MOST_INLINE = 60  # prototypes whose pictures a report holds itself; of more it names the files in the run folder
@@ -36,7 +37,7 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         ["likethat.report"],
         name=run.resolve().name,
         test=last.get("test"),
-        interval=_wilson_interval(last["test"]) if "test" in last else None,
+        interval=_interval(last["test"]) if "test" in last else None,
         members=last.get("combine", {}).get("members"),
         prune=pruned,
         path_picture=draw_path(pruned["path"], pruned["chosen"], pruned["budget"])
@@ -54,6 +55,7 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         by_class=by_class,
         weights=weight_KP.cpu().tolist(),
         explanations=explanations,
+        measured=read_measured(run, classifier.prototypes),
         gallery=gallery,
         pictures=pictures,
     )
@@ -69,7 +71,7 @@ def write_plain_report(run: Path, backbone: str, classes: Sequence[str]) -> Path
         ["likethat.report"],
         name=run.resolve().name,
         test=test,
-        interval=_wilson_interval(test),
+        interval=_interval(test),
         backbone=backbone,
         classes=classes,
         counts=run_dir.read_record(run).data.counts,
@@ -96,11 +98,5 @@ def _cycles(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _wilson_interval(test: dict[str, Any]) -> tuple[float, float] | None:
-    """The 95 % interval of an accuracy measured on so many images."""
-    n, p, z = test.get("images", 0), test["accuracy"], 1.959964
-    if not n:
-        return None
-    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
+def _interval(test: dict[str, Any]) -> tuple[float, float] | None:
+    return wilson_interval(test["accuracy"], test["images"]) if test.get("images") else None

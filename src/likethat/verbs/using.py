@@ -9,12 +9,29 @@ from likethat.verbs.common import CHECK_FAILED, DONE, add_verb, answer, display_
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    """Accuracy of a run on its test images, or on other data."""
+    """Accuracy of a run on its test images, or on other data; on request, how good its explanations are."""
+    if args.interpretability:
+        return _interpretability(args)
     from likethat.run_data import evaluate_run, load_run
     from likethat.summary import print_evaluation
 
     evaluation = evaluate_run(load_run(args.run, args.device), args.data, display_of(args))
     answer(args, evaluation.to_dict(), lambda: print_evaluation(evaluation))
+    return DONE
+
+
+def _interpretability(args: argparse.Namespace) -> int:
+    from likethat.classifier import load
+    from likethat.interpretability_run import evaluate_interpretability
+    from likethat.summary import print_evaluation, print_figures
+
+    result = evaluate_interpretability(load(args.run, args.device), args.data, display_of(args))
+
+    def show() -> None:
+        print_evaluation(result.evaluation)
+        print_figures(result.figures)
+
+    answer(args, result.to_dict(), show)
     return DONE
 
 
@@ -53,7 +70,8 @@ def info(args: argparse.Namespace) -> int:
 
 
 def add_verbs(verbs: Any) -> None:
-    add_verb(verbs, "evaluate", evaluate, run=True, data=True, json=True)
+    verb = add_verb(verbs, "evaluate", evaluate, run=True, data=True, json=True)
+    verb.add_argument("--interpretability", action="store_true", help="measure the explanations too (docs/metrics.md)")
     add_verb(verbs, "verify", verify, run=True, data=True, json=True)
     verb = add_verb(verbs, "predict", predict, run=True, json=True)
     verb.add_argument("images", nargs="+", metavar="IMAGE")

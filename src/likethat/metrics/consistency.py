@@ -1,0 +1,52 @@
+"""Does a prototype land on the same part in all pictures of its class?
+
+Definition (Huang et al. 2023, "Evaluation and improvement of interpretability for self-explainable part-prototype
+networks", ICCV): in every test picture of the prototype's class, a square of 72/224 of the side is laid around the most
+active pixel of the upsampled map. For each part, the share of the pictures showing it in which it lies in that square.
+A prototype is consistent if one part's share is at least 0.8; the score is the share of consistent prototypes.
+
+Limits: the square is so large that it often holds several parts, and neighbouring parts count alike. Left and right are
+different parts here, as in the authors' code. A model whose prototypes all look at one part is perfectly consistent, so
+read it together with part coverage. Prototypes of classes without annotated test pictures are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from likethat.metrics.figure import HIGHER, About, Figure
+from likethat.metrics.part_hits import NO_PARTS, PartHits
+from likethat.metrics.sweep import Batch, Metric, Subject
+
+THRESHOLD = 0.8
+ABOUT = About("consistency", HIGHER, "parts", "Huang et al. 2023")
+
+
+def best_share(hit_PQ: Tensor, visible_PQ: Tensor) -> Tensor:
+    """Of each prototype's most frequent part; NaN for a prototype that was never seen with a visible part."""
+    share_PQ = hit_PQ.double() / visible_PQ.clamp(min=1)
+    seen_P = visible_PQ.sum(1) > 0
+    return torch.where(seen_P, share_PQ.amax(1), torch.nan)
+
+
+class Consistency(Metric):
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        self.hits = PartHits(subject)
+
+    def collect(self, batch: Batch) -> None:
+        if batch.part_BQ4 is not None:
+            self.hits.collect(batch)
+
+    def figures(self) -> list[Figure]:
+        if self.subject.parts is None:
+            return [ABOUT.absent(NO_PARTS)]
+        share_P = best_share(self.hits.hit_PQ, self.hits.visible_PQ)
+        share_p = share_P[~share_P.isnan()]
+        return [ABOUT.proportion(share_p >= THRESHOLD, f"{len(share_p)} prototypes, mean share {share_p.mean():.2f}")]
+
+    def by_prototype(self) -> Mapping[str, Tensor]:
+        return {} if self.subject.parts is None else {"part": best_share(self.hits.hit_PQ, self.hits.visible_PQ)}

@@ -1,0 +1,98 @@
+"""A measured figure with its interval, and how intervals are made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+RESAMPLES = 1000
+Z = 1.959964  # of the normal distribution, at 95 %
+
+HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # what is better
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the tables. `value` is None where the metric has no meaning, and then `note` says why."""
+
+    name: str
+    value: float | None
+    low: float | None  # the 95 % interval
+    high: float | None
+    better: str  # HIGHER, LOWER or NEITHER
+    unit: str  # "share" of 0 to 1 (printed in percent), "number", or what is counted
+    group: str  # a heading of the tables
+    source: str
+    note: str
+
+    def shown(self) -> tuple[str, str]:
+        """Value and interval as people read them."""
+        if self.value is None:
+            return "–", ""
+        form = "{:.1%}" if self.unit == "share" else "{:.3g}"
+        interval = "" if self.low is None else f"{form.format(self.low)} to {form.format(self.high)}"
+        return form.format(self.value), interval
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class About:
+    """What is the same for every value that a metric takes: all of a `Figure` but the numbers."""
+
+    name: str
+    better: str
+    group: str
+    source: str
+    unit: str = "share"
+
+    def proportion(self, true_n: Tensor, note: str) -> Figure:
+        """The share of true ones, with Wilson's interval."""
+        count = len(true_n)
+        if not count:
+            return self.absent("nothing to measure it on")
+        value = float(true_n.cpu().double().mean())
+        return self._figure(value, wilson_interval(value, count), note)
+
+    def mean(self, value_n: Tensor, note: str) -> Figure:
+        """The mean, with the bootstrap's interval over the n of them. Values that are not numbers are left out."""
+        values = value_n.cpu().double().numpy()
+        values = values[np.isfinite(values)]
+        if not len(values):
+            return self.absent("nothing to measure it on")
+        return self._figure(float(values.mean()), bootstrap_interval(values), note)
+
+    def exact(self, value: float, note: str) -> Figure:
+        """A property of the model itself, which no choice of images changes."""
+        return self._figure(value, (None, None), note)
+
+    def absent(self, why: str) -> Figure:
+        return self._figure(None, (None, None), why)
+
+    def _figure(self, value: float | None, interval: tuple[float | None, float | None], note: str) -> Figure:
+        return Figure(self.name, value, *interval, self.better, self.unit, self.group, self.source, note)
+
+
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share seen in so many draws."""
+    middle = (share + Z * Z / (2 * count)) / (1 + Z * Z / count)
+    half = Z / (1 + Z * Z / count) * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def bootstrap_interval(values_n: np.ndarray) -> tuple[float, float]:
+    """The 95 % percentile interval of the mean; the same draws every time."""
+    generator = np.random.default_rng(0)
+    count = len(values_n)
+    per_chunk = max(1, 4_000_000 // count)
+    means = [
+        values_n[generator.integers(count, size=(min(per_chunk, RESAMPLES - start), count))].mean(1)
+        for start in range(0, RESAMPLES, per_chunk)
+    ]
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
+    return float(low), float(high)

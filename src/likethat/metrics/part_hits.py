@@ -1,0 +1,40 @@
+"""How often each prototype lands on each annotated part of the pictures of its own class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from likethat.metrics.regions import Reading, centres
+from likethat.metrics.sweep import Batch, Subject
+
+HALF_REGION = 36 / 224  # of the picture: half the side of the square that belongs to a prototype (Huang et al. 2023)
+NO_PARTS = "the data has no part annotations"
+
+
+def parts_in_region(reading: Reading, image_S: Tensor, prototype_S: Tensor, part_BQ4: Tensor) -> Tensor:
+    """S x Q: True where the part lies in the square around the prototype's most active pixel; never a hidden part."""
+    peak_S2 = reading.peaks(image_S, prototype_S)
+    offset_SQ2 = (centres(part_BQ4)[image_S] - peak_S2[:, None]).abs()
+    return (offset_SQ2 <= HALF_REGION).all(2)
+
+
+class PartHits:
+    """Counts over all images seen; both are P x Q."""
+
+    def __init__(self, subject: Subject) -> None:
+        parts = 0 if subject.parts is None else len(subject.parts.names)
+        self.hit_PQ = torch.zeros(len(subject.class_P), parts, dtype=torch.long)
+        self.visible_PQ = torch.zeros_like(self.hit_PQ)
+
+    def collect(self, batch: Batch) -> None:
+        assert batch.part_BQ4 is not None
+        image_S, prototype_S = batch.own_pairs
+        inside_SQ = parts_in_region(batch.clean, image_S, prototype_S, batch.part_BQ4)
+        visible_SQ = ~batch.part_BQ4[image_S, :, 0].isnan()
+        self.hit_PQ.index_add_(0, prototype_S.cpu(), inside_SQ.cpu().long())
+        self.visible_PQ.index_add_(0, prototype_S.cpu(), visible_SQ.cpu().long())
+
+    def share_PQ(self) -> Tensor:
+        """Of the images in which the part is visible, the share in which the prototype lands on it; 0 of none."""
+        return self.hit_PQ.double() / self.visible_PQ.clamp(min=1)

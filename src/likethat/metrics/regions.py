@@ -1,0 +1,96 @@
+"""Where prototypes land in a picture. All places are shares of what the network sees: x and y from 0 to 1, so that
+networks with different inputs, maps and members of a combined run are measured alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from likethat.explaining.boxes import box_tensor, chunks, upsample
+from likethat.models.protopnet import Output, ProtoPNet
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What all networks of a run make of a batch; prototypes are numbered through the members."""
+
+    networks: Sequence[ProtoPNet]
+    outputs: Sequence[Output]
+
+    @cached_property
+    def logits_BK(self) -> Tensor:
+        return torch.stack([output.logits_BK for output in self.outputs]).sum(0)
+
+    @cached_property
+    def score_BP(self) -> Tensor:
+        return torch.cat([output.score_BP for output in self.outputs], 1)
+
+    def peaks(self, image_S: Tensor, prototype_S: Tensor) -> Tensor:
+        """S x 2: the most active pixel of each prototype in each image (x, y)."""
+        return self._places(image_S, prototype_S, 2, peaks_of_maps)
+
+    def boxes(self, image_S: Tensor, prototype_S: Tensor) -> Tensor:
+        """S x 4: the paper's boxes around the most active pixels (x0, y0, x1, y1)."""
+        return self._places(image_S, prototype_S, 4, boxes_of_maps)
+
+    def _places(
+        self, image_S: Tensor, prototype_S: Tensor, width: int, of_maps: Callable[[Tensor, tuple[int, int]], Tensor]
+    ) -> Tensor:
+        place_S4 = self.logits_BK.new_zeros(len(image_S), width)
+        start = 0
+        for network, output in zip(self.networks, self.outputs, strict=True):
+            count = output.score_BP.shape[1]
+            mine = ((prototype_S >= start) & (prototype_S < start + count)).nonzero()[:, 0]
+            if len(mine):
+                map_SHW = output.of_distance(output.distance_BPHW[image_S[mine], prototype_S[mine] - start])
+                place_S4[mine] = of_maps(map_SHW, network.backbone.input_size)
+            start += count
+        return place_S4
+
+
+def peaks_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """Centre of the largest pixel of each map, upsampled to a picture of that size; the first of equals."""
+    height, width = size_hw
+    place_S = torch.cat([upsample(chunk, size_hw).flatten(1).argmax(1) for chunk in chunks(map_SHW.float(), size_hw)])
+    x_S, y_S = (place_S % width + 0.5) / width, (place_S // width + 0.5) / height
+    return torch.stack([x_S, y_S], 1)
+
+
+def boxes_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    height, width = size_hw
+    return box_tensor(map_SHW, size_hw) / torch.tensor([width, height, width, height], device=map_SHW.device)
+
+
+def centres(box: Tensor) -> Tensor:
+    """... x 4 boxes to ... x 2 centres."""
+    return (box[..., :2] + box[..., 2:]) / 2
+
+
+def intersection_over_union(a_S4: Tensor, b_S4: Tensor) -> Tensor:
+    """Of boxes two by two; 0 where both are empty."""
+    side_S2 = (torch.minimum(a_S4[:, 2:], b_S4[:, 2:]) - torch.maximum(a_S4[:, :2], b_S4[:, :2])).clamp(min=0)
+    both_S = side_S2.prod(1)
+    return both_S / (areas(a_S4) + areas(b_S4) - both_S).clamp(min=1e-12)
+
+
+def areas(box_S4: Tensor) -> Tensor:
+    return (box_S4[:, 2:] - box_S4[:, :2]).clamp(min=0).prod(1)
+
+
+def distance_to_box(point_S2: Tensor, box_S4: Tensor) -> Tensor:
+    """Euclidean, in shares; 0 inside. NaN where there is no box."""
+    outside_S2 = torch.maximum(box_S4[:, :2] - point_S2, point_S2 - box_S4[:, 2:]).clamp(min=0)
+    return outside_S2.square().sum(1).sqrt()
+
+
+def box_masks(box_BE4: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """B, E, height, width: True at pixels whose centre lies in the box."""
+    height, width = size_hw
+    x_W = (torch.arange(width, device=box_BE4.device) + 0.5) / width
+    y_H = (torch.arange(height, device=box_BE4.device) + 0.5) / height
+    x0, y0, x1, y1 = box_BE4[..., None].unbind(2)
+    return ((y_H >= y0) & (y_H < y1))[..., :, None] & ((x_W >= x0) & (x_W < x1))[..., None, :]

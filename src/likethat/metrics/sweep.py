@@ -1,0 +1,219 @@
+"""One pass over the images in which every metric collects what it needs.
+
+A metric is a class with `collect`, called with every batch, and `figures`, called at the end. What several metrics look
+at (the networks' answer, the evidence for the prediction, the answer under noise) is worked out once a batch, when the
+first of them asks. Images that metrics with many passes are measured on come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likethat.classifier import Classifier
+from likethat.data.cache import decode_samples
+from likethat.data.dataset import Sample
+from likethat.data.loaders import hold
+from likethat.data.parts import PartTable
+from likethat.errors import UserError
+from likethat.metrics.figure import Figure
+from likethat.metrics.regions import Reading
+from likethat.progress import Display
+from likethat.runtime import seed_for
+
+CHUNK = 512  # pictures decoded and in memory at a time
+EVIDENCE = 10  # prototypes that count as the evidence of a prediction, at most
+NOISE, MOST_NOISE = 0.2, 0.25  # of the normalised picture: standard deviation and bound (Huang et al. 2023)
+# How many images are measured under perturbations, and under attack; a CPU takes fewer. See `Subject.sample_note`.
+PERTURBED = {"cpu": 96, "mps": 256, "cuda": 1024}
+ATTACKED = {"cpu": 24, "mps": 64, "cuda": 256}
+BATCH = {"cpu": 32, "mps": 32, "cuda": 128}
+COST_PERTURBED, COST_ATTACKED = 40, 120  # passes that such an image takes, roughly: for the time left
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that is measured and its images."""
+
+    classifier: Classifier
+    root: Path
+    samples: tuple[Sample, ...]
+    parts: PartTable | None
+
+    @cached_property
+    def class_P(self) -> Tensor:
+        labels = [prototype.label for prototype in self.classifier.prototypes]
+        return torch.tensor(labels, device=self.classifier.device)
+
+    @cached_property
+    def weight_KP(self) -> Tensor:
+        return self.classifier.weight_KP
+
+    @cached_property
+    def label_N(self) -> Tensor:
+        return torch.tensor([sample.label for sample in self.samples])
+
+    @property
+    def perturbed(self) -> int:
+        return min(len(self.samples), PERTURBED[self.classifier.device.type])
+
+    @property
+    def attacked(self) -> int:
+        return min(len(self.samples), ATTACKED[self.classifier.device.type])
+
+    @cached_property
+    def order_N(self) -> Tensor:
+        """The same shuffled order every time: its first images are a fair sample of all."""
+        return torch.randperm(len(self.samples), generator=torch.Generator().manual_seed(seed_for("sweep")))
+
+    def sample_note(self, count: int) -> str:
+        total = len(self.samples)
+        return f"{count} images" if count == total else f"{count} of {total} images, drawn once and for all"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The prototypes that give the predicted class most points, most first. Where there are fewer, or they give none,
+    `counts` is False."""
+
+    prototype_BE: Tensor
+    points_BE: Tensor
+    counts_BE: Tensor
+    box_BE4: Tensor
+
+
+class Batch:
+    """Some images, and what is known and worked out about them."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        index_B: Tensor,
+        x: Sequence[Tensor],
+        part_BQ4: Tensor | None,
+        object_B4: Tensor | None,
+        *,
+        perturbed: bool,
+        attacked: bool,
+    ) -> None:
+        self.subject = subject
+        self.index_B = index_B  # number of the image in subject.samples
+        self.x = tuple(x)  # B3HW in [0, 1], one a member
+        self.part_BQ4 = part_BQ4
+        self.object_B4 = object_B4
+        self.perturbed, self.attacked = perturbed, attacked
+        self.device = subject.classifier.device
+        self.label_B = subject.label_N[index_B].to(self.device)
+
+    def __len__(self) -> int:
+        return len(self.index_B)
+
+    @torch.no_grad()
+    def read(self, x: Sequence[Tensor]) -> Reading:
+        networks = self.subject.classifier.networks
+        return Reading(networks, [network(x_B3HW) for network, x_B3HW in zip(networks, x, strict=True)])
+
+    @cached_property
+    def clean(self) -> Reading:
+        return self.read(self.x)
+
+    @cached_property
+    def noisy(self) -> Reading:
+        """Under the noise of Huang et al. 2023."""
+        generator = torch.Generator(self.device).manual_seed(seed_for("noise", int(self.index_B[0])))
+        pairs = zip(self.subject.classifier.networks, self.x, strict=True)
+        return self.read([add_noise(x_B3HW, network.backbone.std, generator) for network, x_B3HW in pairs])
+
+    @cached_property
+    def predicted_B(self) -> Tensor:
+        return self.clean.logits_BK.argmax(1)
+
+    @cached_property
+    def own_pairs(self) -> tuple[Tensor, Tensor]:
+        """Image in the batch and prototype, for all prototypes of the image's own class."""
+        image_S, prototype_S = (self.label_B[:, None] == self.subject.class_P).nonzero().unbind(1)
+        return image_S, prototype_S
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        points_BP = self.clean.score_BP * self.subject.weight_KP[self.predicted_B]
+        most = min(EVIDENCE, points_BP.shape[1])
+        points_BE, prototype_BE = points_BP.topk(most, dim=1)
+        image_BE = torch.arange(len(self), device=self.device)[:, None].expand(-1, most)
+        box_BE4 = self.clean.boxes(image_BE.flatten(), prototype_BE.flatten()).unflatten(0, prototype_BE.shape)
+        return Evidence(prototype_BE, points_BE, points_BE > 0, box_BE4)
+
+
+class Metric:
+    """What all metrics do. `by_prototype` gives P values each, NaN where nothing is known, by name."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+
+    def collect(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def figures(self) -> list[Figure]:
+        raise NotImplementedError
+
+    def by_prototype(self) -> Mapping[str, Tensor]:
+        return {}
+
+
+def add_noise(x_B3HW: Tensor, std_1311: Tensor, generator: torch.Generator) -> Tensor:
+    """Gaussian noise of the normalised picture, none larger than a bound, in units of the picture itself."""
+    noise_B3HW = torch.randn(x_B3HW.shape, generator=generator, device=x_B3HW.device) * NOISE
+    return x_B3HW + noise_B3HW.clamp(-MOST_NOISE, MOST_NOISE) * std_1311
+
+
+def sweep(subject: Subject, metrics: Sequence[Metric], display: Display) -> Tensor:
+    """Shows every image once to every metric; gives the logits of all images, N x K, in the order of the samples."""
+    logits_NK = torch.zeros(len(subject.samples), len(subject.classifier.classes))
+    sizes = [subject.attacked, subject.perturbed - subject.attacked, len(subject.samples) - subject.perturbed]
+    costs = [COST_ATTACKED, COST_PERTURBED, 2]
+    total = sum(size * cost for size, cost in zip(sizes, costs, strict=True))
+    done, start = 0, 0
+    with display.task("measuring") as advance:
+        for size, cost in zip(sizes, costs, strict=True):
+            for index_C in subject.order_N[start : start + size].split(CHUNK):
+                for batch in _batches(subject, index_C, perturbed=cost > 2, attacked=cost == COST_ATTACKED):
+                    logits_NK[batch.index_B] = batch.clean.logits_BK.cpu()
+                    for metric in metrics:
+                        metric.collect(batch)
+                    done += cost * len(batch)
+                    advance(done, total)
+            start += size
+    return logits_NK
+
+
+def _batches(subject: Subject, index_C: Tensor, *, perturbed: bool, attacked: bool) -> Iterator[Batch]:
+    samples = tuple(subject.samples[number] for number in index_C.tolist())
+    classifier, inputs, part_CQ4, object_C4 = subject.classifier, [], None, None
+    for network in classifier.networks:
+        decoded = decode_samples(subject.root, samples, network.backbone.input_size)
+        if decoded.problems:
+            listed = "; ".join(str(problem) for problem in decoded.problems[:5])
+            raise UserError(f"{len(decoded.problems)} images cannot be read: {listed}. Mend or remove them.")
+        inputs.append(hold(decoded.pixels, samples, classifier.device))
+        if subject.parts is not None and part_CQ4 is None:
+            part_CQ4, object_C4 = subject.parts.shares(samples, decoded.views)
+    for place_B in torch.arange(len(samples)).split(BATCH[classifier.device.type]):
+        yield Batch(
+            subject,
+            index_C[place_B],
+            [images.batch(place_B)[0] for images in inputs],
+            _rows(part_CQ4, place_B, classifier.device),
+            _rows(object_C4, place_B, classifier.device),
+            perturbed=perturbed,
+            attacked=attacked,
+        )
+
+
+def _rows(values_C: np.ndarray | None, place_B: Tensor, device: torch.device) -> Tensor | None:
+    return None if values_C is None else torch.from_numpy(values_C[place_B.numpy()]).to(device)

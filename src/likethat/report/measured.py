@@ -1,0 +1,60 @@
+"""The section of the report that shows how good the explanations are: figures, best and worst prototypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from likethat import run_dir
+from likethat.checkpoint import read_json
+from likethat.classifier import Prototype
+from likethat.errors import UserError
+from likethat.metrics.figure import Figure
+
+SHOWN = 6  # best prototypes, and as many worst
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A prototype, what was measured of it, and the mean of that."""
+
+    prototype: Prototype
+    marks: dict[str, float]
+    mean: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    groups: dict[str, list[Figure]]
+    images: int
+    best: list[Marked]
+    worst: list[Marked]
+
+
+def read_measured(run: Path, prototypes: Sequence[Prototype]) -> Measured | None:
+    """What `evaluate --interpretability` left in the run folder; None before."""
+    path = run / run_dir.INTERPRETABILITY
+    if not path.is_file():
+        return None
+    document: dict[str, Any] = read_json(path)
+    try:
+        figures = [Figure(**figure) for figure in document["figures"]]
+        groups = {name: [f for f in figures if f.group == name] for name in dict.fromkeys(f.group for f in figures)}
+        marked = _marked(document["by_prototype"], prototypes)
+        images = int(document["evaluation"]["images"])
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); remove it and measure again.") from error
+    shown = min(SHOWN, len(marked) // 2)
+    return Measured(groups, images, marked[:shown], marked[len(marked) - shown :][::-1])
+
+
+def _marked(columns: dict[str, list[float | None]], prototypes: Sequence[Prototype]) -> list[Marked]:
+    """Prototypes of which something is known, best first."""
+    found = []
+    for number, prototype in enumerate(prototypes):
+        marks = {name: value for name, values in columns.items() if (value := values[number]) is not None}
+        if marks:
+            found.append(Marked(prototype, marks, sum(marks.values()) / len(marks)))
+    return sorted(found, key=lambda marked: (-marked.mean, marked.prototype.id))
