@@ -47,13 +47,7 @@ def whole_folder(out: Path, marker: str, *, overwrite: bool) -> Iterator[Path]:
     A folder that is not empty is replaced on request only, and only if it has the file `marker`: then it is an
     earlier one of the same kind, and not something of the user's.
     """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; choose another --out.")
-    if out.is_dir() and any(out.iterdir()):
-        if not (out / marker).is_file():
-            raise UserError(f"{out} is not empty and has no {marker}, so it is not replaced; choose another --out.")
-        if not overwrite:
-            raise UserError(f"{out} is there already; pass --overwrite to replace it, or another --out.")
+    check_replaceable(out, marker, overwrite=overwrite)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
@@ -67,6 +61,17 @@ def whole_folder(out: Path, marker: str, *, overwrite: bool) -> Iterator[Path]:
     except OSError as error:
         shown = error.strerror or error
         raise UserError(f"{out} could not be written ({shown}); make room or choose another --out.") from error
+
+
+def check_replaceable(out: Path, marker: str, *, overwrite: bool) -> None:
+    """What `whole_folder` refuses, to be told before long work."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; choose another --out.")
+    if out.is_dir() and any(out.iterdir()):
+        if not (out / marker).is_file():
+            raise UserError(f"{out} is not empty and has no {marker}, so it is not replaced; choose another --out.")
+        if not overwrite:
+            raise UserError(f"{out} is there already; pass --overwrite to replace it, or another --out.")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -41,6 +41,12 @@ class Prototype:
     source: str  # the training picture as the network saw it, a file in the run folder
     source_box: Box  # the box in pixels of that file
     member: int = 0  # which network of a combined run
+    name: str | None = None  # what a person called it
+
+    @property
+    def title(self) -> str:
+        """What pages and pictures call it."""
+        return f"{self.name} (prototype {self.id})" if self.name else f"prototype {self.id}"
 
 
 @dataclass(frozen=True)

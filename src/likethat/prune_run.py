@@ -20,7 +20,7 @@ from likethat.errors import UserError
 from likethat.pipeline import conclude
 from likethat.progress import Display
 from likethat.report.path import draw_path
-from likethat.shape import Member, open_member, write_combined, write_network
+from likethat.shape import Member, copy_history, open_member, write_combined, write_network
 from likethat.training.engine import measure
 from likethat.training.last_layer import LastLayerSolution, solve_path
 from likethat.training.prune import (
@@ -173,6 +173,7 @@ def _write(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, A
         class_p, weight_Kp = member.scores["train"].class_P[part.keep_p], part.solution.weight_KP
         network, prototypes = member.network, member.prototypes
         write_network(target / folder, record, network, part.keep_p, class_p, weight_Kp, prototypes, member.path)
+        copy_history(run / folder, target / folder)
     line = _describe(pruned, asked)
     metrics.append(line)
     if len(folders) > 1:

@@ -23,6 +23,7 @@ MODEL = "model.safetensors"
 PROTOTYPES = "prototypes.json"
 PICTURES = "prototypes"
 METRICS = "metrics.jsonl"
+EDITS = "edits.jsonl"  # who corrected what, when and why, in a run that was edited
 REPORT = "report.html"
 INTERPRETABILITY = "interpretability.json"  # what `evaluate --interpretability` measured
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
@@ -130,7 +131,15 @@ def clear_out(out: Path) -> None:
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; none before the first stage has ended."""
-    path = run / METRICS
+    return _read_lines(run / METRICS)
+
+
+def read_edits(run: Path) -> list[dict[str, Any]]:
+    """The lines of edits.jsonl, oldest first; none where nobody has edited the run."""
+    return _read_lines(run / EDITS)
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except FileNotFoundError:

@@ -13,10 +13,13 @@ from torch import Tensor
 from likethat import run_dir
 from likethat.checkpoint import copy_state, save_tensors, write_json
 from likethat.classifier import Classifier, Prototype
+from likethat.config import ModelConfig
 from likethat.data.dataset import DataSet
 from likethat.errors import UserError
+from likethat.explaining.gallery import source_names
 from likethat.models.protopnet import ProtoPNet
-from likethat.pipeline import make_record, prepare
+from likethat.models.prototypes import PrototypeLayer
+from likethat.pipeline import Prepared, make_record, prepare
 from likethat.progress import Display
 from likethat.run_data import with_labels_of
 from likethat.run_dir import RunRecord
@@ -52,22 +55,13 @@ def open_member(
     device = classifier.device
     run, folder = classifier.path, run_dir.read_record(classifier.path).member_folders()[number]
     record, network = run_dir.read_record(run / folder), classifier.networks[number]
-    root = Path(data or record.data.root)
-    if not root.is_dir():
-        raise UserError(f"The data is no longer at {root}; say where it is with --data DATA.")
-    prepared = prepare(root, scratch, record.config, device, display)
-    if make_record(prepared, []).data.fingerprint != record.data.fingerprint:
-        raise UserError(
-            f"The images under {root} are not those that {run} was trained on; restore them or name them with --data."
-        )
-    dataset = with_labels_of(classifier.classes, prepared.dataset)
+    prepared = read_images(classifier, record, data, scratch, display)
+    dataset = prepared.dataset
     prototypes = tuple(prototype for prototype in classifier.prototypes if prototype.member == number)
     class_P = network.prototype_layer.class_P
-    number_of = {(sample.path, sample.box): image for image, sample in enumerate(dataset.train)}
-    source_P = torch.tensor([number_of[p.path, p.crop_to] for p in prototypes], device=device)
+    source_P = torch.tensor(source_images(prototypes, dataset), device=device)
     scores = {}
     for part, images in prepared.images.items():
-        images.label_N = torch.tensor([sample.label for sample in dataset.part(part)], device=device)
         with display.task(f"scores of the {part} images") as advance:
             score_NP = score_images(network, images, advance)
         # As in training: tied prototypes do not judge the images they were cut from.
@@ -78,6 +72,39 @@ def open_member(
         with display.task("nearest training images") as advance:
             nearest_Pk = nearest_patches(network, prepared.images["train"], nearest, advance).image_Pk
     return Member(run, record, network, prototypes, dataset, nearest_Pk, scores)
+
+
+def read_images(
+    classifier: Classifier, record: RunRecord, data: str | None, scratch: Path, display: Display
+) -> Prepared:
+    """All images of a run, decoded, once it is sure that they are the same as in training."""
+    root = Path(data or record.data.root)
+    if not root.is_dir():
+        raise UserError(f"The data is no longer at {root}; say where it is with --data DATA.")
+    prepared = prepare(root, scratch, record.config, classifier.device, display)
+    if make_record(prepared, []).data.fingerprint != record.data.fingerprint:
+        raise UserError(
+            f"The images under {root} are not those that {classifier.path} was trained on; restore them or name them "
+            "with --data."
+        )
+    dataset = with_labels_of(classifier.classes, prepared.dataset)
+    for part, images in prepared.images.items():
+        images.label_N = torch.tensor([sample.label for sample in dataset.part(part)], device=classifier.device)
+    return replace(prepared, dataset=dataset)
+
+
+def source_images(prototypes: Sequence[Prototype], dataset: DataSet) -> list[int]:
+    """The numbers of the training images that prototypes were cut from."""
+    number_of = {(sample.path, sample.box): image for image, sample in enumerate(dataset.train)}
+    return [number_of[prototype.path, prototype.crop_to] for prototype in prototypes]
+
+
+def rebuild(network: ProtoPNet, config: ModelConfig, layer: PrototypeLayer, weight_KP: Tensor) -> ProtoPNet:
+    """A network with other prototypes and connections that shares everything before them with `network`."""
+    built = ProtoPNet(network.backbone, config, layer.class_P.bincount(minlength=len(weight_KP)).tolist())
+    built.add_on, built.prototype_layer = network.add_on, layer
+    built.last_layer.weight = torch.nn.Parameter(weight_KP.detach().clone())
+    return built.eval()
 
 
 def write_network(
@@ -103,17 +130,23 @@ def write_network(
     (target / run_dir.PICTURES).mkdir(parents=True)
     replace(record, prototypes_of_class=tuple(labels.count(k) for k in range(len(classes)))).write(target)
     save_tensors(target / run_dir.MODEL, state)
-    entries = []
-    for number, (old, label) in enumerate(zip(keep_p.tolist(), labels, strict=True)):
-        prototype = prototypes[old]
+    kept, entries = [prototypes[old] for old in keep_p.tolist()], []
+    sources = source_names((prototype.sha256, prototype.crop_to) for prototype in kept)
+    for number, (prototype, label) in enumerate(zip(kept, labels, strict=True)):
         crop = f"{run_dir.PICTURES}/{number:04d}.jpg"
-        source = f"{run_dir.PICTURES}/{Path(prototype.source).name}"
+        source = sources[prototype.sha256, prototype.crop_to]
         _copy(pictures / prototype.crop, target / crop)
         if not (target / source).exists():
             _copy(pictures / prototype.source, target / source)
         fresh = replace(prototype, id=number, label=label, class_name=classes[label], crop=crop, source=source)
         entries.append(asdict(replace(fresh, member=0)))
     write_json(target / run_dir.PROTOTYPES, {"prototypes": entries})
+
+
+def copy_history(run: Path, target: Path) -> None:
+    """Who corrected the run, where somebody did."""
+    if (run / run_dir.EDITS).is_file():
+        _copy(run / run_dir.EDITS, target / run_dir.EDITS)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from likethat import run_dir
 from likethat.classifier import Classifier, read_prototypes
+from likethat.edit_history import Edit
 from likethat.explaining.verify import Verification
 from likethat.metrics.accuracy import Evaluation
 from likethat.metrics.figure import HIGHER, LOWER, Figure
@@ -28,7 +30,7 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))  # names of classes and prototypes are no markup
     _console().print(table)
 
 
@@ -71,6 +73,12 @@ def describe_run(run: Path) -> dict[str, Any]:
             before_pruning=steps["prune"]["before"]["accuracy"], after_pruning=steps["prune"]["after"]["accuracy"]
         )
         description["connections_to_other_classes"] = steps["prune"]["nonzero_negative"]
+    if "edit" in steps:
+        description["edited_from"] = steps["edit"]["from"]
+        description.setdefault("validation", {}).update(
+            before_editing=steps["edit"]["before"]["accuracy"], after_editing=steps["edit"]["after"]["accuracy"]
+        )
+        description["connections_to_other_classes"] = steps["edit"]["nonzero_negative"]
     if "test" in steps:
         description["test"] = {key: steps["test"][key] for key in ("images", "accuracy", "top5_accuracy")}
     if "test_projection" in steps and "prune" not in steps:
@@ -96,6 +104,8 @@ def print_description(description: dict[str, Any]) -> None:
         sources = description.get("source_images", "no")
         rows.append(("prototypes", f"{description['prototypes']} from {sources} training images"))
     rows.append(("training", f"{description['seconds']:.0f} s"))
+    if "edited_from" in description:
+        rows.append(("edited from", description["edited_from"]))
     for name, value in description.get("validation", {}).items():
         rows.append((f"validation {name.replace('_', ' ')}", f"{value:.1%}"))
     if "connections_to_other_classes" in description:
@@ -172,6 +182,33 @@ def print_pruning(pruned: dict[str, Any], out: Path) -> None:
     ]
     print_table(f"Run {out}", rows)
     print(f"Report: {(out / run_dir.REPORT).resolve()}")
+
+
+def print_edits(edits: list[Edit], saved: dict[str, Any], out: Path) -> None:
+    rows = [(str(edit), _change(edit.before, edit.after)) for edit in edits]
+    rows += [
+        ("all edits", _change(saved["before"], saved["after"])),
+        ("prototypes", f"{saved['prototypes']}, {saved['connections']} connections are not zero"),
+        ("test accuracy", f"{saved['test']['accuracy']:.1%} of {saved['test']['images']} images"),
+    ]
+    print_table(f"Run {out}", rows)
+    print(f"Report: {(out / run_dir.REPORT).resolve()}")
+
+
+def _change(before: dict[str, float], after: dict[str, float]) -> str:
+    return f"validation accuracy {before['accuracy']:.1%} before, {after['accuracy']:.1%} after"
+
+
+def print_candidates(candidates: list[dict[str, Any]]) -> None:
+    """Those first that set their class apart best."""
+    for candidate in candidates:
+        print(
+            f"{candidate['candidate']}: {candidate['path']}, row {candidate['row']}, column {candidate['column']}; "
+            f"similarity {candidate['own']:.2f} to its class, {candidate['other']:.2f} to {candidate['other_class']}, "
+            f"{candidate['similarity']:.2f} to the prototype"
+        )
+    if not candidates:
+        print("The class has no other patch.")
 
 
 def print_combination(combined: dict[str, Any], out: Path) -> None:

@@ -41,6 +41,7 @@ class Match:
         source = {"path": self.prototype.path, "class": self.prototype.class_name, "box": list(self.prototype.box)}
         return {
             "prototype": self.prototype.id,
+            "name": self.prototype.name,
             "similarity": self.similarity,
             "box": list(self.box),
             "source": source,
@@ -205,8 +206,8 @@ def explain_outputs(
     """Explains pictures that the networks have seen already. `also` names classes to explain besides the likeliest."""
     if top_classes < 1:
         raise UserError(f"At least 1 class must be explained, and {top_classes} were asked for.")
-    rival = None if against is None else _class_number(classifier, against)
-    further = [_class_number(classifier, name) for name in also]
+    rival = None if against is None else class_number(classifier.classes, against)
+    further = [class_number(classifier.classes, name) for name in also]
     weight_KP = classifier.weight_KP.cpu().double()
     score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()
     logit_BK = torch.stack([output.logits_BK for output in outputs]).sum(0).cpu().double()
@@ -235,11 +236,11 @@ def explain_outputs(
     return explanations
 
 
-def _class_number(classifier: Classifier, name: str) -> int:
-    if name in classifier.classes:
-        return classifier.classes.index(name)
-    close = difflib.get_close_matches(name, classifier.classes, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"for example, {classifier.classes[0]} is one."
+def class_number(classes: Sequence[str], name: str) -> int:
+    if name in classes:
+        return classes.index(name)
+    close = difflib.get_close_matches(name, classes, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"for example, {classes[0]} is one."
     raise UserError(f"There is no class called '{name}'; {hint}")
 
 

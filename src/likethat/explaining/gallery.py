@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,7 +27,6 @@ CROP_SIDE, SOURCE_SIDE = 160, 256  # pixels of the small pictures, at most
 BATCH = 32
 
 
-@torch.no_grad()
 def save_prototypes(
     run: Path,
     model: ProtoPNet,
@@ -39,12 +38,30 @@ def save_prototypes(
     advance: Advance | None = None,
 ) -> list[Prototype]:
     """Writes the pictures of all prototypes and then prototypes.json. `samples` are the training images."""
+    prototypes = draw_prototypes(run, model, projection, samples, root, sha256, classes, advance)
+    write_json(run / run_dir.PROTOTYPES, {"prototypes": [asdict(prototype) for prototype in prototypes]})
+    _remove_others(run, prototypes)
+    return prototypes
+
+
+@torch.no_grad()
+def draw_prototypes(
+    run: Path,
+    model: ProtoPNet,
+    projection: Projection,
+    samples: Sequence[Sample],
+    root: Path,
+    sha256: Mapping[str, str],
+    classes: Sequence[str],
+    advance: Advance | None = None,
+) -> list[Prototype]:
+    """The facts about all prototypes of the model; their pictures are written into the folder `run`."""
     model.eval()
     layer, size_hw = model.prototype_layer, model.backbone.input_size
     of_image: dict[int, list[int]] = {}
     for p, image in enumerate(projection.image_P.tolist()):
         of_image.setdefault(image, []).append(p)
-    names = _source_names([samples[image] for image in of_image], sha256)
+    names = source_names((sha256[samples[image].path], samples[image].box) for image in of_image)
     columns = (layer.class_P, projection.row_P, projection.column_P, projection.moved_P)
     facts_P = list(zip(*(column.tolist() for column in columns), strict=True))
     (run / run_dir.PICTURES).mkdir(parents=True, exist_ok=True)
@@ -61,7 +78,8 @@ def save_prototypes(
             boxes = activation_boxes(output.of_distance(output.distance_BPHW[number, mine]), size_hw)
             source = shrink(seen_part(upright, view), SOURCE_SIDE)
             scale_x, scale_y = source.width / size_hw[1], source.height / size_hw[0]
-            _write(run / names[sample], jpeg(source))
+            name = names[sha256[sample.path], sample.box]
+            _write(run / name, jpeg(source))
             for p, box in zip(mine, boxes, strict=True):
                 label, row, column, moved = facts_P[p]
                 prototype = Prototype(
@@ -77,7 +95,7 @@ def save_prototypes(
                     crop_to=sample.box,
                     moved=moved,
                     crop=f"{run_dir.PICTURES}/{p:04d}.jpg",
-                    source=names[sample],
+                    source=name,
                     source_box=(box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y),
                 )
                 crop = upright.crop(_whole_pixels(view.to_upright(box)))
@@ -85,10 +103,7 @@ def save_prototypes(
                 prototypes.append(prototype)
         if advance:
             advance(min(start + BATCH, len(images)), len(images))
-    prototypes.sort(key=lambda prototype: prototype.id)
-    write_json(run / run_dir.PROTOTYPES, {"prototypes": [asdict(prototype) for prototype in prototypes]})
-    _remove_others(run, prototypes)
-    return prototypes
+    return sorted(prototypes, key=lambda prototype: prototype.id)
 
 
 def _read(root: Path, sample: Sample, size_hw: tuple[int, int]) -> tuple[Image.Image, Tensor, View]:
@@ -97,17 +112,18 @@ def _read(root: Path, sample: Sample, size_hw: tuple[int, int]) -> tuple[Image.I
     return upright, torch.from_numpy(pixels).permute(2, 0, 1), view
 
 
-def _source_names(samples: Sequence[Sample], sha256: Mapping[str, str]) -> dict[Sample, str]:
-    """A file name for every source picture. Copies of a file share one, unless they are cropped differently."""
-    names: dict[Sample, str] = {}
+def source_names(pictures: Iterable[tuple[str, Box | None]]) -> dict[tuple[str, Box | None], str]:
+    """A file name for every source picture, given by hash and crop. Copies of a file share one, unless they are
+    cropped differently."""
+    names: dict[tuple[str, Box | None], str] = {}
     taken: dict[str, Box | None] = {}
-    for sample in samples:
-        stem, copy = f"{run_dir.PICTURES}/source-{sha256[sample.path][:12]}", 1
+    for sha256, box in pictures:
+        stem, copy = f"{run_dir.PICTURES}/source-{sha256[:12]}", 1
         name = f"{stem}.jpg"
-        while taken.setdefault(name, sample.box) != sample.box:
+        while taken.setdefault(name, box) != box:
             copy += 1
             name = f"{stem}-{copy}.jpg"
-        names[sample] = name
+        names[sha256, box] = name
     return names
 
 

@@ -70,7 +70,7 @@ class Pictures:
 
     def crop(self, run: Path, match: Match) -> Drawing:
         prototype = match.prototype
-        return Drawing(self.of_file(run, prototype.crop), f"prototype {prototype.id}")
+        return Drawing(self.of_file(run, prototype.crop), prototype.title)
 
     def source(self, run: Path, match: Match) -> Drawing:
         prototype = match.prototype

@@ -137,7 +137,7 @@ def _draw_row(canvas: Canvas, explanation: Explanation, sheet: Sheet, row: Row, 
     for x, text in _number_columns(*texts):
         canvas.text(x, middle, text, 15, SOFT if text in "x=" else INK, anchor="rm", bold=text is texts[-1])
     prototype = row.match.prototype
-    name = f"prototype {prototype.id}"
+    name = prototype.title
     if prototype.class_name != sheet.name:
         name += f" of {prototype.class_name}"
     canvas.text(WIDTH - MARGIN, middle + 16, one_line(name, WIDTH - MARGIN - NUMBERS, 11), 11, SOFT, anchor="ra")

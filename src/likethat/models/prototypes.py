@@ -6,6 +6,7 @@ P prototypes, K classes, N images.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -103,6 +104,17 @@ class PrototypeLayer(nn.Module):
         """Prototypes as the vectors they are compared as: P, D*h*w, none longer than a patch can be."""
         vector_PD = self.prototype_PDhw.flatten(1)
         return vector_PD / vector_PD.norm(dim=1, keepdim=True).clamp(min=1) if self.similarity.angular else vector_PD
+
+    def with_prototypes(
+        self, vector_PD: Tensor, class_P: Tensor, unprojected_PD: Tensor | None = None
+    ) -> PrototypeLayer:
+        """The same kind of layer with other prototypes; without `unprojected_PD`, projection has not moved them."""
+        layer = copy.deepcopy(self)
+        shape = (len(vector_PD), *self.prototype_PDhw.shape[1:])
+        before_PD = vector_PD if unprojected_PD is None else unprojected_PD
+        layer.prototype_PDhw = nn.Parameter(vector_PD.detach().view(shape).clone())
+        layer.class_P, layer.unprojected_PDhw = class_P, before_PD.detach().view(shape).clone()
+        return layer
 
     def forward(self, z_BDHW: Tensor) -> Tensor:
         distances = angular_distances if self.similarity.angular else squared_distances

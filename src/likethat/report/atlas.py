@@ -106,6 +106,7 @@ def to_document(atlas: Atlas, thumbnails: Thumbnails) -> dict[str, Any]:
     prototypes = [
         {
             "id": entry.prototype.id,
+            "name": entry.prototype.name,
             "member": entry.prototype.member,
             "class": entry.prototype.class_name,
             "path": entry.prototype.path,
@@ -148,6 +149,7 @@ def _page_entry(atlas: Atlas, entry: Entry, numbers: Mapping[Sample, int]) -> di
 
     return {
         "id": prototype.id,
+        "title": prototype.title,
         "member": prototype.member,
         "label": prototype.label,
         "source": [numbers[_source(prototype)], _per_mille(share)],

@@ -43,6 +43,8 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         path_picture=draw_path(pruned["path"], pruned["chosen"], pruned["budget"])
         if pruned and "path" in pruned
         else None,
+        edit=last.get("edit"),
+        edits=run_dir.read_edits(run),
         cycles=_cycles(metrics),
         seconds=sum(entry.get("seconds", 0.0) for folder in folders for entry in run_dir.read_metrics(folder)),
         charts=charts(metrics),

@@ -69,7 +69,8 @@ def prototypes_to_keep(
     return kept_P.nonzero()[:, 0]
 
 
-def refit_last_layer(scores: CachedScores, start_KP: Tensor, settings: TrainConfig) -> LastLayerSolution:
+def refit_last_layer(scores: CachedScores, start_KP: Tensor | None, settings: TrainConfig) -> LastLayerSolution:
+    """With the run's own lambda and ridge; without a start, the same from whatever weights there were before."""
     return solve_last_layer(
         scores.fair_scores(),
         scores.label_N,

@@ -42,6 +42,11 @@ def add_verb(
     return verb
 
 
+def add_out(verb: argparse.ArgumentParser, *, required: bool = True) -> None:
+    verb.add_argument("--out", type=Path, required=required, metavar="RUN", help="run folder to make")
+    verb.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+
+
 def display_of(args: argparse.Namespace) -> Display:
     """Progress goes to stderr; with --json it is shown to a person only."""
     from likethat.progress import Display

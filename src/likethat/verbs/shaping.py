@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
-from likethat.verbs.common import DONE, add_verb, answer, display_of
+from likethat.verbs.common import DONE, add_out, add_verb, answer, display_of
 
 
 def prune(args: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def combine(args: argparse.Namespace) -> int:
 
 def add_verbs(verbs: Any) -> None:
     verb = add_verb(verbs, "prune", prune, run=True, data=True, json=True)
-    _add_out(verb)
+    add_out(verb)
     verb.add_argument("--k", type=int, help="nearest training images to look at for each prototype (default: 6)")
     verb.add_argument("--threshold", type=int, help="of them, least number of the prototype's own class (default: 3)")
     verb.add_argument("--keep-one", action="store_true", help="keep the best prototype of a class that would lose all")
@@ -46,9 +46,4 @@ def add_verbs(verbs: Any) -> None:
 
     verb = add_verb(verbs, "combine", combine, data=True, json=True)
     verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
-    _add_out(verb)
-
-
-def _add_out(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--out", type=Path, required=True, metavar="RUN", help="run folder to make")
-    verb.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    add_out(verb)

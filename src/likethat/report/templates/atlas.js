@@ -60,9 +60,9 @@ function fill(node, prototype) {
   node.append(
     make("div", {},
       make("div", { class: "pair" },
-        shot(`pictures/p${prototype.id}.webp`, 0, 0, "prototype " + prototype.id),
+        shot(`pictures/p${prototype.id}.webp`, 0, 0, prototype.title),
         shot(file, width, height, path, box)),
-      make("h3", {}, data.classes[prototype.label], make("small", {}, `prototype ${prototype.id}${combined ? ", network " + (prototype.member + 1) : ""}`)),
+      make("h3", {}, data.classes[prototype.label], make("small", {}, `${prototype.title}${combined ? ", network " + (prototype.member + 1) : ""}`)),
       ...tags,
       make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]))),
     make("div", {},

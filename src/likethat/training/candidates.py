@@ -1,0 +1,97 @@
+"""Other patches of a class that could take a prototype's place, those first that set the class apart best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from likethat.models.protopnet import ProtoPNet
+from likethat.training.choose import spread_choice
+from likethat.training.latents import Latents, score_latents
+
+NEAR, SPREAD = 16, 48  # patches looked at: those most like the old prototype, and some spread over the class
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A place in the latent map of a training image."""
+
+    image: int
+    row: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    patch: Patch
+    similarity: float  # to the prototype it would replace
+    own: float  # mean score in the other training images of the class
+    other: float  # the largest mean score in the training images of another class
+    other_label: int
+
+    @property
+    def lead(self) -> float:
+        return self.own - self.other
+
+
+@torch.no_grad()
+def find_candidates(
+    model: ProtoPNet, number: int, latents: Latents, taken: set[Patch], count: int
+) -> tuple[Candidate, ...]:
+    """At most one patch of each image, and none that is in `taken`. Fewer than `count` where the class has fewer.
+
+    Looked at are the patches nearest to prototype `number`, one an image, and patches spread over everything that the
+    images of the class show, beginning with what is least like any prototype of the class.
+    """
+    layer = model.prototype_layer
+    label, of_distance = int(layer.class_P[number]), layer.similarity.of_distance
+    image_n = (latents.label_N == label).nonzero()[:, 0]
+    z_nDHW = latents.of_images(image_n)
+    patch_nSD = layer.patches(z_nDHW).flatten(2).transpose(1, 2)
+    width = model.patch_grid[1]
+    free_nS = torch.ones(patch_nSD.shape[:2], dtype=torch.bool, device=patch_nSD.device)
+    row_of = {image: n for n, image in enumerate(image_n.tolist())}
+    for patch in taken:
+        if patch.image in row_of:
+            free_nS[row_of[patch.image], patch.row * width + patch.column] = False
+    distance_nPS = layer(z_nDHW).flatten(2)
+    distance_nS = distance_nPS[:, number].masked_fill(~free_nS, float("inf"))
+    order_n = distance_nS.amin(1).argsort(stable=True)[:NEAR]
+    near_c = order_n * free_nS.shape[1] + distance_nS[order_n].argmin(1)
+    free_f = free_nS.flatten().nonzero()[:, 0]
+    if not len(free_f):
+        return ()
+    own_P = layer.class_P == label
+    unlike_f = distance_nPS[:, own_P].amin(1).flatten()[free_f]
+    spread_f = spread_choice(patch_nSD.flatten(0, 1)[free_f], unlike_f, min(SPREAD, len(free_f)))
+    pick_c = torch.cat([near_c[free_nS.flatten()[near_c]], free_f[spread_f]]).unique()
+    own_c, other_c, other_label_c = _tell_apart(model, patch_nSD.flatten(0, 1)[pick_c], pick_c, image_n, latents, label)
+    found: list[Candidate] = []
+    images: set[int] = set()
+    similarity_c = of_distance(distance_nS.flatten()[pick_c])
+    columns = (pick_c, similarity_c, own_c, other_c, other_label_c)
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    for pick, similarity, own, other, other_label in sorted(rows, key=lambda row: row[3] - row[2]):
+        image, place = int(image_n[pick // free_nS.shape[1]]), pick % free_nS.shape[1]
+        if image not in images:
+            images.add(image)
+            found.append(Candidate(Patch(image, place // width, place % width), similarity, own, other, other_label))
+    return tuple(found[:count])
+
+
+def _tell_apart(
+    model: ProtoPNet, vector_cD: Tensor, pick_c: Tensor, image_n: Tensor, latents: Latents, label: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each candidate the mean score in its class (its own image left out), the largest in another, and which."""
+    class_c = torch.full_like(pick_c, label)
+    score_Nc = score_latents(model.prototype_layer.with_prototypes(vector_cD, class_c), latents)
+    source_c = image_n[pick_c // (model.patch_grid[0] * model.patch_grid[1])]
+    member_NK = torch.nn.functional.one_hot(latents.label_N, model.num_classes).to(score_Nc)
+    counted_Nc = torch.ones_like(score_Nc).scatter_(0, source_c[None], 0.0)
+    mean_Kc = member_NK.T @ (score_Nc * counted_Nc) / (member_NK.T @ counted_Nc).clamp(min=1)
+    own_c = mean_Kc[label].clone()
+    mean_Kc[label] = -float("inf")
+    other_c, other_label_c = mean_Kc.max(0)
+    return own_c, other_c, other_label_c
