@@ -18,6 +18,7 @@ LAYERS = [
     {"data"},
     {"models", "checkpoint"},
     {"run_dir"},
+    {"calibration"},
     {"training"},
     {"classifier", "plain"},
     {"explaining"},

@@ -12,6 +12,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from likethat import run_dir
+from likethat.calibration import LEVEL, Calibration, Verdict, likeness_of, read_calibration
 from likethat.checkpoint import read_json
 from likethat.data.decode import Box, View, read_image, to_input
 from likethat.errors import UserError
@@ -54,9 +55,12 @@ class Prediction:
     class_name: str
     probability: float
     probabilities: dict[str, float]
+    verdict: Verdict | None = None  # of a run that was calibrated
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        document = asdict(replace(self, verdict=None))
+        del document["verdict"]
+        return {**document, "verdict": self.verdict.to_dict()} if self.verdict else document
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,18 @@ class Classifier:
     """Networks whose logits are summed (one, unless runs were combined), over the same classes."""
 
     def __init__(
-        self, path: Path, classes: Sequence[str], members: Sequence[ProtoPNet], prototypes: Sequence[Prototype]
+        self,
+        path: Path,
+        classes: Sequence[str],
+        members: Sequence[ProtoPNet],
+        prototypes: Sequence[Prototype],
+        calibration: Calibration | None = None,
     ) -> None:
         self.path = path
         self.classes = tuple(classes)
         self.members = torch.nn.ModuleList(members).eval()
         self.prototypes = tuple(prototypes)
+        self.calibration = calibration
         self.device = next(self.members.parameters()).device
 
     def __repr__(self) -> str:
@@ -108,27 +118,66 @@ class Classifier:
     def logits(self, batch: Sequence[Prepared]) -> Tensor:
         return torch.stack([output.logits_BK for output in self.outputs(batch)]).sum(0)
 
-    def predict(self, image: Source | Sequence[Source]) -> Any:
-        """The class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list."""
-        if isinstance(image, Sequence) and not isinstance(image, str | bytes):
-            return list(self.predict_all(image))
-        return next(self.predict_all([image]))
+    def predict(self, image: Source | Sequence[Source], level: float | None = None) -> Any:
+        """The class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list.
 
-    def predict_all(self, images: Iterable[Source], batch_size: int = 32) -> Iterator[Prediction]:
+        `level` is that of the prediction sets of a calibrated run (0.95, if none is given).
+        """
+        if isinstance(image, Sequence) and not isinstance(image, str | bytes):
+            return list(self.predict_all(image, level))
+        return next(self.predict_all([image], level))
+
+    def predict_all(
+        self, images: Iterable[Source], level: float | None = None, batch_size: int = 32
+    ) -> Iterator[Prediction]:
         batch: list[Prepared] = []
         for image in images:
             batch.append(self.prepare(image))
             if len(batch) == batch_size:
-                yield from self._predict_batch(batch)
+                yield from self._predict_batch(batch, level)
                 batch = []
         if batch:
-            yield from self._predict_batch(batch)
+            yield from self._predict_batch(batch, level)
 
-    def _predict_batch(self, batch: Sequence[Prepared]) -> Iterator[Prediction]:
-        for probability_K in self.logits(batch).cpu().double().softmax(1).tolist():
+    def _predict_batch(self, batch: Sequence[Prepared], level: float | None) -> Iterator[Prediction]:
+        outputs = self.outputs(batch)
+        logits_BK = torch.stack([output.logits_BK for output in outputs]).sum(0).cpu().double()
+        score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()
+        verdicts = self.verdicts(logits_BK, score_BP, level)
+        for probability_K, verdict in zip(logits_BK.softmax(1).tolist(), verdicts, strict=True):
             by_name = dict(zip(self.classes, probability_K, strict=True))
             best = max(by_name, key=by_name.__getitem__)
-            yield Prediction(best, by_name[best], by_name)
+            yield Prediction(best, by_name[best], by_name, verdict)
+
+    def verdicts(self, logits_BK: Tensor, score_BP: Tensor, level: float | None = None) -> list[Verdict | None]:
+        """What may be promised about each picture; nothing (None) where the run is not calibrated."""
+        if self.calibration is None:
+            if level is not None:
+                raise UserError(
+                    f"{self.path} is not calibrated, so it promises no level; run `likethat calibrate {self.path}`."
+                )
+            return [None] * len(logits_BK)
+        level = LEVEL if level is None else level
+        informed = self.calibration.informs(level)
+        verdicts: list[Verdict | None] = []
+        similarity_B, nearest_B = score_BP.max(1)
+        columns = (logits_BK.softmax(1), likeness_of(logits_BK), nearest_B, similarity_B)
+        for probability_K, likeness, nearest, similarity in zip(*(c.tolist() for c in columns), strict=True):
+            chosen = self.calibration.prediction_set(probability_K, level)
+            verdicts.append(
+                Verdict(
+                    level=level,
+                    classes=tuple(self.classes[k] for k in chosen),
+                    informed=informed,
+                    likeness=likeness,
+                    unlike=self.calibration.is_unlike(likeness, level),
+                    nearest=self.prototypes[nearest].id,
+                    nearest_title=self.prototypes[nearest].title,
+                    nearest_class=self.prototypes[nearest].class_name,
+                    similarity=similarity,
+                )
+            )
+        return verdicts
 
 
 def load(run: str | Path, device: str = "auto") -> Classifier:
@@ -141,7 +190,7 @@ def load(run: str | Path, device: str = "auto") -> Classifier:
         )
     exact_arithmetic()
     members = [place(_load_network(run / folder), resolve_device(device)) for folder in record.member_folders()]
-    return Classifier(run, record.data.classes, members, read_prototypes(run))
+    return Classifier(run, record.data.classes, members, read_prototypes(run), read_calibration(run))
 
 
 def _load_network(run: Path) -> ProtoPNet:

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from likethat import run_dir
 from likethat.checkpoint import whole_folder
 from likethat.classifier import Classifier, load
+from likethat.data.dataset import DataSet
 from likethat.errors import UserError
 from likethat.metrics.accuracy import logits_of
 from likethat.pipeline import conclude
 from likethat.progress import Display
 from likethat.report.html import write_report
-from likethat.run_data import open_test_data
+from likethat.run_data import is_training_data, open_test_data, open_validation_data
 from likethat.run_dir import RunRecord
 from likethat.shape import write_combined, write_network
 from likethat.training.engine import accuracy
@@ -140,5 +142,19 @@ def _evaluate(
     for line, member in zip(lines, members, strict=True):
         logits.append(logits_of(member, dataset.root, dataset.test, display))
         line["accuracy"] = accuracy(logits[-1].cpu(), label_N)
-    _, evaluation = conclude(run, [document], dataset, torch.stack(logits).sum(0))
+    val_NK = _validation_logits(combined, dataset, data, display)
+    _, evaluation = conclude(run, [document], dataset, torch.stack(logits).sum(0), val_NK)
     return {**document, "test": evaluation.to_dict()}
+
+
+def _validation_logits(combined: Classifier, dataset: DataSet, data: str | None, display: Display) -> Tensor | None:
+    """Of the runs' common validation images; none where the data is another one, or one network's validation images
+    are another's training images."""
+    if not is_training_data(combined, dataset):
+        return None
+    try:
+        validation = open_validation_data(combined, data)
+    except UserError as error:
+        display.line(f"combined without calibration: {error}")
+        return None
+    return logits_of(combined, validation.root, validation.val, display)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from likethat import run_dir
+from likethat.calibration import calibrate
 from likethat.classifier import Classifier, Prepared, Prototype, load
 from likethat.data.dataset import DataSet
 from likethat.edit_history import Edit
@@ -122,10 +123,15 @@ class Workshop:
         )
         built = rebuild(network, self.record.config.model, layer, state.weight_KP)
         prototypes = [column.prototype for column in columns]
-        return Classifier(self.original.path, self.original.classes, [built], prototypes)
+        val_NK = self.validation_logits(columns, state.weight_KP)
+        calibration = calibrate(val_NK, self.latents["val"].label_N) if len(val_NK) else None
+        return Classifier(self.original.path, self.original.classes, [built], prototypes, calibration)
 
     def _measure(self, columns: Sequence[Column], weight_KP: Tensor) -> dict[str, float]:
-        return measure(_scores(columns, "val") @ weight_KP.T, self.latents["val"].label_N)
+        return measure(self.validation_logits(columns, weight_KP), self.latents["val"].label_N)
+
+    def validation_logits(self, columns: Sequence[Column], weight_KP: Tensor) -> Tensor:
+        return _scores(columns, "val") @ weight_KP.T
 
     def _classes(self, columns: Sequence[Column]) -> Tensor:
         return torch.tensor([column.prototype.label for column in columns], device=self.original.device)

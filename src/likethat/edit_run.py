@@ -189,8 +189,9 @@ class Editor:
             write_network(target, record, network, all_p, class_P, weight_KP, prototypes, run)
             write_history(target, run_dir.read_edits(run), self.history)
             logits_NK = logits_of(classifier, self.dataset.root, self.dataset.test, display or Display(quiet=True))
+            val_NK = self._workshop.validation_logits(self.state.columns, weight_KP)
             line = self._line()
-            _, evaluation = conclude(target, [*run_dir.read_metrics(run), line], self.dataset, logits_NK)
+            _, evaluation = conclude(target, [*run_dir.read_metrics(run), line], self.dataset, logits_NK, val_NK)
         return {**line, "edits": [edit.to_dict() for edit in self.history], "test": evaluation.to_dict()}
 
     def _line(self) -> dict[str, Any]:

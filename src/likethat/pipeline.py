@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from likethat import run_dir
+from likethat.calibration import calibrate, write_calibration
 from likethat.checkpoint import save_tensors
 from likethat.classifier import Classifier, load
 from likethat.config import Config, resolve
@@ -208,11 +209,13 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     test = prepared.images["test"]
     with display.task("test images") as advance:
         score_NP = score_images(model, test, advance)
-    logits_NK = model.last_layer(score_NP)
+    with torch.no_grad():
+        val_NK = model.last_layer(score_images(model, prepared.images["val"]))
+        logits_NK = model.last_layer(score_NP)
     metrics = progress.metrics
     if progress.best_unsolved_KP is not None:
         metrics = [*metrics, _measure_projection(model, test, score_NP, progress.best_unsolved_KP)]
-    classifier, evaluation = conclude(out, metrics, dataset, logits_NK)
+    classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)
     (out / run_dir.PIXELS).unlink(missing_ok=True)
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
     return classifier
@@ -232,9 +235,15 @@ def _measure_projection(model: ProtoPNet, test: Images, score_NP: Tensor, unsolv
 
 
 def conclude(
-    run: Path, metrics: list[dict[str, Any]], dataset: DataSet, logits_NK: Tensor
+    run: Path, metrics: list[dict[str, Any]], dataset: DataSet, logits_NK: Tensor, val_NK: Tensor | None
 ) -> tuple[Classifier, Evaluation]:
-    """Test accuracy, metrics.jsonl and report of a run whose models and prototypes are written."""
+    """Calibration, test accuracy, metrics.jsonl and report of a run whose models and prototypes are written.
+
+    `logits_NK` are those of the test images, `val_NK` those of the validation images, if there are any that no network
+    of the run was trained on.
+    """
+    if val_NK is not None and len(val_NK):
+        write_calibration(run, calibrate(val_NK, torch.tensor([sample.label for sample in dataset.val])))
     label_N = torch.tensor([sample.label for sample in dataset.test], device=logits_NK.device)
     evaluation = evaluate_logits(logits_NK, label_N, dataset.classes, "test")
     write_metrics(run, [*metrics, {"stage": "test", **evaluation.to_dict()}])

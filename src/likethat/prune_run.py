@@ -182,7 +182,8 @@ def _write(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, A
     if "path" in asked:
         write_text(target / run_dir.PATH, draw_path(asked["path"], asked["chosen"], asked["budget"]))
     logits_NK = torch.stack([part.logits("test") for part in pruned]).sum(0)
-    _, evaluation = conclude(target, metrics, pruned[0].member.dataset, logits_NK)
+    val_NK = torch.stack([part.logits("val") for part in pruned]).sum(0)
+    _, evaluation = conclude(target, metrics, pruned[0].member.dataset, logits_NK, val_NK)
     return {**line, "test": evaluation.to_dict()}
 
 
@@ -194,6 +195,6 @@ def _conclude_members(target: Path, run: Path, pruned: Sequence[Pruned], asked: 
     folders = run_dir.read_record(run).member_folders()
     for entry, folder, part in zip(old["members"], folders, pruned, strict=True):
         metrics = [*run_dir.read_metrics(run / folder), _describe([part], alone)]
-        _, evaluation = conclude(target / folder, metrics, part.member.dataset, part.logits("test"))
+        _, evaluation = conclude(target / folder, metrics, part.member.dataset, part.logits("test"), part.logits("val"))
         members.append({**entry, "prototypes": len(part.keep_p), "accuracy": evaluation.accuracy})
     return {**old, "members": members}

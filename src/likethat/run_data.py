@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from likethat import run_dir
+from likethat.calibration import Calibration, calibrate, write_calibration
 from likethat.classifier import Classifier, load
 from likethat.data.dataset import PARTS, DataSet, Sample, fingerprint, open_dataset
 from likethat.errors import UserError
@@ -49,24 +50,26 @@ def _members(classifier: Classifier | PlainRun) -> list[RunRecord]:
     return [run_dir.read_record(classifier.path / folder) for folder in folders]
 
 
-def _check_test_is_new_to_all(members: Sequence[RunRecord], data: str | None) -> None:
-    """What one network of a combined run was trained on must not be what another is tested on."""
+def _check_new_to_all(members: Sequence[RunRecord], data: str | None, part: str) -> None:
+    """What one network of a combined run was trained on must not be what another is judged by."""
     if len({record.data.fingerprint for record in members}) == 1:
         return
     seen: set[str] = set()
-    tests = []
+    judging = []
     for record in members:
         dataset, skipped = _open(record, data), set(record.data.skipped)
         root = str(dataset.root)  # members may come from different folders
-        train, val, test = (
-            {f"{root}/{sample.path}" for sample in dataset.part(part) if sample.path not in skipped} for part in PARTS
+        *earlier, images = (
+            {f"{root}/{sample.path}" for sample in dataset.part(name) if sample.path not in skipped}
+            for name in PARTS[: PARTS.index(part) + 1]
         )
-        seen |= train | val
-        tests.append(test)
-    if any(test != tests[0] for test in tests) or tests[0] & seen:
+        seen |= set().union(*earlier)
+        judging.append(images)
+    if any(images != judging[0] for images in judging) or judging[0] & seen:
+        name = "validation" if part == "val" else part
         raise UserError(
-            "The combined runs have different test images, or some were trained on others' test images; name images "
-            "that are new to all of them with --data DATA."
+            f"The combined runs have different {name} images, or some were trained on others' {name} images; name "
+            "images that are new to all of them with --data DATA."
         )
 
 
@@ -130,8 +133,28 @@ def open_test_data(classifier: Classifier | PlainRun, data: str | None) -> tuple
         if "test" in dataset.held_out:
             return replace(dataset, test=dataset.all_samples()), "all"
         return dataset, "test"
-    _check_test_is_new_to_all(_members(classifier), data)
+    _check_new_to_all(_members(classifier), data, "test")
     return dataset, "test"
+
+
+def open_validation_data(classifier: Classifier, data: str | None) -> DataSet:
+    """A data set whose validation part is what to calibrate on: of other data, all of it."""
+    dataset = open_run_data(classifier, data)
+    if data is not None and not is_training_data(classifier, dataset):
+        return replace(dataset, val=dataset.all_samples())
+    _check_new_to_all(_members(classifier), data, "val")
+    return dataset
+
+
+def calibrate_run(classifier: Classifier, data: str | None, display: Display) -> Calibration:
+    """Writes calibration.json of a run that has none, or another one, from images it was not trained on."""
+    dataset = open_validation_data(classifier, data)
+    if not dataset.val:
+        raise UserError(f"{dataset.root} has no validation images; name others with --data DATA.")
+    label_N = torch.tensor([sample.label for sample in dataset.val])
+    calibration = calibrate(logits_of(classifier, dataset.root, dataset.val, display), label_N)
+    write_calibration(classifier.path, calibration)
+    return calibration
 
 
 def evaluate_run(classifier: Classifier | PlainRun, data: str | None, display: Display) -> Evaluation:

@@ -26,6 +26,7 @@ METRICS = "metrics.jsonl"
 EDITS = "edits.jsonl"  # who corrected what, when and why, in a run that was edited
 REPORT = "report.html"
 INTERPRETABILITY = "interpretability.json"  # what `evaluate --interpretability` measured
+CALIBRATION = "calibration.json"  # how validation images did, for promises about new ones
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
 MEMBERS = "members"
 STATE = "checkpoints/state.safetensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from likethat import run_dir
-from likethat.classifier import Classifier, read_prototypes
+from likethat.calibration import Calibration, conformal_threshold
+from likethat.classifier import Classifier, Prediction, read_prototypes
 from likethat.edit_history import Edit
 from likethat.explaining.verify import Verification
 from likethat.metrics.accuracy import Evaluation
@@ -166,9 +168,22 @@ def print_verification(verification: Verification) -> None:
     )
 
 
-def print_predictions(predictions: list[dict[str, Any]]) -> None:
-    for prediction in predictions:
-        print(f"{prediction['path']}: {prediction['class_name']} ({prediction['probability']:.1%})")
+def print_predictions(predictions: Sequence[tuple[str, Prediction]]) -> None:
+    for path, prediction in predictions:
+        print(f"{path}: {prediction.class_name} ({prediction.probability:.1%})")
+        if prediction.verdict:
+            print(f"  {prediction.verdict.sentence()}")
+
+
+def print_calibration(calibration: Calibration) -> None:
+    rows = []
+    for level in (0.8, 0.9, 0.95, 0.99):
+        threshold = conformal_threshold(calibration.nonconformity, level)
+        text = (
+            "too few images" if threshold == math.inf else f"classes with a probability of {1 - threshold:.1%} or more"
+        )
+        rows.append((f"prediction set at {level:.0%}", text))
+    print_table(f"Calibrated on {len(calibration.nonconformity)} images", rows)
 
 
 def print_pruning(pruned: dict[str, Any], out: Path) -> None:

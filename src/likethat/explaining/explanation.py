@@ -13,6 +13,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from likethat.calibration import Verdict
 from likethat.checkpoint import atomic_path, write_json
 from likethat.classifier import Classifier, Prepared, Prototype, Source
 from likethat.data.decode import Box, View
@@ -92,10 +93,16 @@ class Explanation:
     nearest: tuple[Match, ...]
     rival: str | None  # the class that the prediction is compared with, if one was asked for
     run: Path  # where the prototypes' pictures are
+    verdict: Verdict | None = None  # of a run that was calibrated
 
     @property
     def predicted(self) -> Sheet:
         return self.classes[0]
+
+    @property
+    def heading(self) -> str:
+        """What the predicted class's name is introduced with."""
+        return "The least unlike class is" if self.verdict and self.verdict.abstains else "This picture looks like"
 
     def sheet(self, name: str) -> Sheet:
         return next(sheet for sheet in self.classes if sheet.name == name)
@@ -122,6 +129,7 @@ class Explanation:
         document: dict[str, Any] = {
             "path": self.path,
             "predicted": self.predicted.name,
+            **({"verdict": self.verdict.to_dict()} if self.verdict else {}),
             "classes": [sheet.to_dict() for sheet in self.classes],
             "nearest": [match.to_dict() for match in self.nearest],
         }
@@ -168,13 +176,20 @@ def explain(
     top_classes: int = 3,
     against: str | None = None,
     percentile: float = PERCENTILE,
+    level: float | None = None,
 ) -> Explanation:
     """Explains one picture. `against` compares the prediction with that class (with the runner-up, if that class
-    is the prediction)."""
+    is the prediction); `level` is that of the prediction set of a calibrated run (0.95, if none is given)."""
     prepared = classifier.prepare(image, crop_to)
     path = str(image) if isinstance(image, str | Path) else None
     return explain_batch(
-        classifier, [prepared], paths=[path], top_classes=top_classes, against=against, percentile=percentile
+        classifier,
+        [prepared],
+        paths=[path],
+        top_classes=top_classes,
+        against=against,
+        percentile=percentile,
+        level=level,
     )[0]
 
 
@@ -186,9 +201,10 @@ def explain_batch(
     top_classes: int = 3,
     against: str | None = None,
     percentile: float = PERCENTILE,
+    level: float | None = None,
 ) -> list[Explanation]:
     """Explains several prepared pictures after one forward pass over all of them."""
-    options: dict[str, Any] = {"top_classes": top_classes, "against": against, "percentile": percentile}
+    options: dict[str, Any] = {"top_classes": top_classes, "against": against, "percentile": percentile, "level": level}
     return explain_outputs(classifier, classifier.outputs(batch), batch, paths=paths, **options)
 
 
@@ -202,6 +218,7 @@ def explain_outputs(
     against: str | None = None,
     also: Sequence[str] = (),
     percentile: float = PERCENTILE,
+    level: float | None = None,
 ) -> list[Explanation]:
     """Explains pictures that the networks have seen already. `also` names classes to explain besides the likeliest."""
     if top_classes < 1:
@@ -211,6 +228,7 @@ def explain_outputs(
     weight_KP = classifier.weight_KP.cpu().double()
     score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()
     logit_BK = torch.stack([output.logits_BK for output in outputs]).sum(0).cpu().double()
+    verdicts = classifier.verdicts(logit_BK, score_BP, level)
     explanations = []
     for number, (prepared, path) in enumerate(zip(batch, paths or [None] * len(batch), strict=True)):
         score_P, logit_K = score_BP[number], logit_BK[number]
@@ -231,6 +249,7 @@ def explain_outputs(
                 nearest=tuple(matches[p] for p in nearest),
                 rival=None if opponent is None else classifier.classes[opponent],
                 run=classifier.path,
+                verdict=verdicts[number],
             )
         )
     return explanations

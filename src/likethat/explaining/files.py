@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from likethat.classifier import Classifier, Prepared
 from likethat.data.check import map_in_threads
@@ -53,6 +54,7 @@ def explain_files(
     *,
     top_classes: int = 3,
     against: str | None = None,
+    level: float | None = None,
     advance: Advance | None = None,
 ) -> Iterator[Explanation | Skipped]:
     """One answer a file, in order. Files are read and explained in batches; few are in memory at any time."""
@@ -70,9 +72,8 @@ def explain_files(
         explained: Iterator[Explanation] = iter(())
         if good:
             batch = list(good.values())
-            explained = iter(
-                explain_batch(classifier, batch, paths=list(good), top_classes=top_classes, against=against)
-            )
+            wanted: dict[str, Any] = {"top_classes": top_classes, "against": against, "level": level}
+            explained = iter(explain_batch(classifier, batch, paths=list(good), **wanted))
         for answer in read_B:
             yield answer if isinstance(answer, Skipped) else _slim(next(explained))
         if advance:

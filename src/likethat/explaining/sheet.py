@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SCALE = 2  # pixels per unit, for screens and paper with fine dots
 MOST_ROWS = 10
-INK, SOFT, LINE, PAPER, ACCENT = "#1c2024", "#6b7280", "#e2e5e9", "#ffffff", "#0f766e"
+INK, SOFT, LINE, PAPER, ACCENT, DOUBT = "#1c2024", "#6b7280", "#e2e5e9", "#ffffff", "#0f766e", "#b42318"
 MARGIN, PICTURE, GAP = 32, 88, 14
 COLUMNS = ("Your picture", "Prototype", "Training picture", "Activation map")
 NUMBERS = MARGIN + len(COLUMNS) * (PICTURE + GAP) + 20  # where similarity x connection = points begins
@@ -85,7 +85,7 @@ def _draw_head(canvas: Canvas, explanation: Explanation) -> None:
     side, x = 150, MARGIN + 150 + 28
     canvas.picture(MARGIN, 30, fit(explanation.picture, side * SCALE), side)
     room, best = WIDTH - MARGIN - x, explanation.predicted
-    canvas.text(x, 44, "This picture looks like", 14, SOFT)
+    canvas.text(x, 44, explanation.heading, 14, SOFT)
     canvas.text(x, 64, one_line(best.name, room, 28), 28, bold=True)
     bar, full = (x, 110), 260
     canvas.draw.rounded_rectangle([v * SCALE for v in (*bar, bar[0] + full, bar[1] + 8)], 4 * SCALE, LINE)
@@ -97,6 +97,9 @@ def _draw_head(canvas: Canvas, explanation: Explanation) -> None:
     others = ", ".join(f"{sheet.name} {sheet.probability:.1%}" for sheet in explanation.classes[1:])
     if others:
         canvas.text(x, 154, one_line(f"then {others}", room, 12), 12, SOFT)
+    if explanation.verdict:
+        colour = DOUBT if explanation.verdict.abstains else INK
+        canvas.text(x, 176, one_line(explanation.verdict.sentence(), room, 12), 12, colour)
 
 
 def _height(sheet: Sheet) -> int:

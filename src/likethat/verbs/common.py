@@ -47,6 +47,12 @@ def add_out(verb: argparse.ArgumentParser, *, required: bool = True) -> None:
     verb.add_argument("--overwrite", action="store_true", help="replace the run in --out")
 
 
+def add_level(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--level", type=float, metavar="P", help="share of true classes that prediction sets must hold (default: 0.95)"
+    )
+
+
 def display_of(args: argparse.Namespace) -> Display:
     """Progress goes to stderr; with --json it is shown to a person only."""
     from likethat.progress import Display

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
-from likethat.verbs.common import DONE, add_verb, answer, display_of
+from likethat.verbs.common import DONE, add_level, add_verb, answer, display_of
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -25,9 +25,8 @@ def explain(args: argparse.Namespace) -> int:
         paths, skipped = find_pictures(args.images)
         names = sheet_names(paths) if folder else {}
         with display_of(args).task("explaining") as advance:
-            answers = explain_files(
-                classifier, paths, top_classes=args.top_classes, against=args.against, advance=advance
-            )
+            wanted = {"top_classes": args.top_classes, "against": args.against, "level": args.level}
+            answers = explain_files(classifier, paths, **wanted, advance=advance)
             answered = list(save_sheets(folder, answers, names, args.colours) if folder else answers)
         skipped += [found for found in answered if isinstance(found, Skipped)]
         explanations = [found for found in answered if not isinstance(found, Skipped)]
@@ -38,6 +37,7 @@ def explain(args: argparse.Namespace) -> int:
                 "Nothing was explained, since no picture was found; name pictures or folders with pictures."
             )
         images = [{**found.to_dict(args.maps), "sheet": names.get(found.path or "")} for found in explanations]
+        verdicts = {found.path: found.verdict for found in explanations}
         document = {"images": images, "skipped": [vars(entry) for entry in skipped]}
         if folder:
             write_explanations(folder / PAGE, explanations, args.colours)
@@ -46,6 +46,8 @@ def explain(args: argparse.Namespace) -> int:
     def show() -> None:
         for image in images:
             print(f"{image['path']}: {image['predicted']} ({image['classes'][0]['probability']:.1%})")
+            if verdict := verdicts.get(image["path"]):
+                print(f"  {verdict.sentence()}")
         if out:
             print(f"Page: {(out / PAGE).resolve()}")
 
@@ -87,6 +89,7 @@ def add_verbs(verbs: Any) -> None:
     verb.add_argument("--overwrite", action="store_true", help="replace earlier explanations in --out")
     verb.add_argument("--top-classes", type=int, default=3, metavar="N", help="classes explained (default: 3)")
     verb.add_argument("--against", metavar="CLASS", help="also say why not this class")
+    add_level(verb)
     verb.add_argument("--maps", action="store_true", help="put the similarity maps into the JSON document")
     verb.add_argument(
         "--colours", choices=("ember", "jet"), default="ember", help="of activation maps (default: ember)"

@@ -1,11 +1,11 @@
-"""`likethat evaluate`, `verify`, `predict` and `info`: what a finished run can be asked."""
+"""`likethat evaluate`, `verify`, `predict`, `calibrate` and `info`: what a finished run can be asked."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from likethat.verbs.common import CHECK_FAILED, DONE, add_verb, answer, display_of
+from likethat.verbs.common import CHECK_FAILED, DONE, add_level, add_verb, answer, display_of
 
 
 def evaluate(args: argparse.Namespace) -> int:
@@ -52,11 +52,20 @@ def predict(args: argparse.Namespace) -> int:
     from likethat.summary import print_predictions
 
     classifier = load(args.run, args.device)
-    predictions = [
-        {"path": path, **prediction.to_dict()}
-        for path, prediction in zip(args.images, classifier.predict_all(args.images), strict=True)
-    ]
-    answer(args, {"images": predictions}, lambda: print_predictions(predictions))
+    predictions = list(zip(args.images, classifier.predict_all(args.images, args.level), strict=True))
+    document = {"images": [{"path": path, **prediction.to_dict()} for path, prediction in predictions]}
+    answer(args, document, lambda: print_predictions(predictions))
+    return DONE
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    """Measure, on validation images or on new ones (--data), what a run may promise about a picture."""
+    from likethat.classifier import load
+    from likethat.run_data import calibrate_run
+    from likethat.summary import print_calibration
+
+    calibration = calibrate_run(load(args.run, args.device), args.data, display_of(args))
+    answer(args, calibration.to_dict(), lambda: print_calibration(calibration))
     return DONE
 
 
@@ -75,4 +84,6 @@ def add_verbs(verbs: Any) -> None:
     add_verb(verbs, "verify", verify, run=True, data=True, json=True)
     verb = add_verb(verbs, "predict", predict, run=True, json=True)
     verb.add_argument("images", nargs="+", metavar="IMAGE")
+    add_level(verb)
+    add_verb(verbs, "calibrate", calibrate, run=True, data=True, json=True)
     add_verb(verbs, "info", info, run=True, json=True, device=False)
