@@ -26,6 +26,7 @@ LAYERS = [
     {"report"},
     {"tensorboard", "run_data", "pipeline", "summary", "demo", "interpretability_run"}
     | {"shape", "prune_run", "combine_run", "baseline_run", "edit_run", "edit_model", "edit_history"},
+    {"serve"},
     {"verbs"},
     {"cli"},
     {"__main__"},

@@ -10,10 +10,10 @@ from typing import Any
 
 from likethat import __version__
 from likethat.errors import Interrupted, UserError
-from likethat.verbs import baseline, certifying, data, editing, explaining, shaping, training, using
+from likethat.verbs import baseline, certifying, data, editing, explaining, serving, shaping, training, using
 from likethat.verbs.common import DONE, INTERRUPTED, USERS_MISTAKE
 
-GROUPS = (training, using, data, explaining, certifying, shaping, editing, baseline)
+GROUPS = (training, using, data, explaining, certifying, shaping, editing, baseline, serving)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,112 @@
+"""Explanations as the page wants them: only what it shows, with places as shares of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from likethat.classifier import Classifier, Prepared
+from likethat.data.decode import View
+from likethat.explaining.boxes import PERCENTILE
+from likethat.explaining.explanation import Explanation, Match, Sheet, explain_outputs
+from likethat.explaining.page import MOST_ROWS
+from likethat.explaining.pictures import Pictures
+from likethat.models.protopnet import Output
+from likethat.serve.catalogue import Catalogue
+from likethat.serve.store import Kept
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about a kept picture: the sheet of one class, or of two to be compared."""
+
+    name: str | None = None  # the predicted class, if none is named
+    against: str | None = None
+    percentile: float = PERCENTILE
+    level: float | None = None  # of the prediction set
+
+    def classes(self, ranked: Sequence[str]) -> list[str]:
+        """Of the classes in the order of their points, those to be shown. Nothing is compared with itself."""
+        name = self.name or ranked[0]
+        if self.against is None:
+            return [name]
+        return [name, self.against if self.against != name else next(other for other in ranked if other != name)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"percentile": self.percentile, "level": self.level}
+
+
+def explained(
+    classifier: Classifier, outputs: Sequence[Output], prepared: Prepared, name: str | None, **options: Any
+) -> Explanation:
+    """With the small picture that is kept in place of the one that came; boxes stay in pixels of that one."""
+    (explanation,) = explain_outputs(classifier, outputs, [prepared], paths=[name], **options)
+    whole = View((0, 0, *prepared.image.size), explanation.view.input_hw, (prepared.image.height, prepared.image.width))
+    return replace(explanation, view=whole)
+
+
+def ranking(classifier: Classifier, outputs: Sequence[Output]) -> list[dict[str, Any]]:
+    """All classes, likeliest first."""
+    logit_K = torch.stack([output.logits_BK[0] for output in outputs]).sum(0).cpu().double()
+    probability_K = logit_K.softmax(0).tolist()
+    rows = zip(classifier.classes, logit_K.tolist(), probability_K, strict=True)
+    return sorted(
+        ({"name": name, "logit": logit, "probability": probability} for name, logit, probability in rows),
+        key=lambda row: -row["logit"],
+    )
+
+
+def page_document(
+    explanation: Explanation, kept: Kept, ranked: list[dict[str, Any]], classes: Sequence[str], catalogue: Catalogue
+) -> dict[str, Any]:
+    """`classes` are those whose sheets are shown: one, or two to be compared."""
+    sheets = [explanation.sheet(name) for name in classes]
+    if len(sheets) == 2:
+        sheets.append(explanation.compare(*classes))
+    matches: dict[int, Match] = {match.prototype.id: match for match in explanation.nearest}
+    shown = [_sheet(sheet, matches) for sheet in sheets]
+    pictures = Pictures(inline=True)
+    return {
+        "id": kept.id,
+        "name": kept.name,
+        "picture": f"/pictures/{kept.id}/picture.jpg",
+        "size": list(kept.size),
+        "predicted": explanation.predicted.name,
+        "verdict": explanation.verdict.to_dict() if explanation.verdict else None,
+        "ranking": ranked,
+        "sheets": shown[:2],
+        "difference": shown[2] if len(shown) == 3 else None,
+        "nearest": [match.prototype.id for match in explanation.nearest],
+        "matches": {id: _match(explanation, match, pictures, catalogue) for id, match in matches.items()},
+    }
+
+
+def _sheet(sheet: Sheet, matches: dict[int, Match]) -> dict[str, Any]:
+    rows, others, rest = sheet.main_rows(MOST_ROWS)
+    matches.update((row.match.prototype.id, row.match) for row in rows)
+    return {
+        "name": sheet.name,
+        "logit": sheet.logit,
+        "probability": sheet.probability,
+        "rows": [{"prototype": row.match.prototype.id, "weight": row.weight, "points": row.points} for row in rows],
+        "others": others,
+        "rest": rest,
+    }
+
+
+def _match(explanation: Explanation, match: Match, pictures: Pictures, catalogue: Catalogue) -> dict[str, Any]:
+    prototype = match.prototype
+    return {
+        "class": prototype.class_name,
+        "name": prototype.name,
+        "path": prototype.path,
+        "similarity": match.similarity,
+        "box": list(match.share),
+        "map": [[round(value, 4) for value in row] for row in match.map_HW.tolist()],
+        "heat": pictures.activation(explanation, match).heat,
+        **catalogue.pictures_of(prototype),
+    }

@@ -1,0 +1,117 @@
+"""The routes for programs: explain, prototypes, health and metrics. They are what the OpenAPI document tells of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from likethat.explaining.boxes import PERCENTILE
+from likethat.serve.problems import Refused, documented
+from likethat.serve.schemas import ExplainAnswer, HealthAnswer, OnePrototypeAnswer, PrototypesAnswer
+from likethat.serve.server import Server
+
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+PICTURE_BODY = {
+    "requestBody": {
+        "required": True,
+        "description": "A picture as it is, or up to 16 of them in the field `file` of a form.",
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"file": {"type": "array", "items": BINARY["schema"], "minItems": 1}},
+                    "required": ["file"],
+                }
+            },
+            "image/jpeg": BINARY,
+            "image/png": BINARY,
+            "application/octet-stream": BINARY,
+        },
+    }
+}
+MOST_CLASSES = 1000
+
+
+def api_routes(server: Server) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(
+        "/api/explain",
+        openapi_extra=PICTURE_BODY,
+        responses={200: {"model": ExplainAnswer}, **documented(400, 403, 408, 413, 422, 503)},
+        summary="Why each picture got its class",
+    )
+    async def explain(
+        request: Request,
+        top_classes: Annotated[int, Query(ge=1, le=MOST_CLASSES, description="classes explained")] = 3,
+        against: Annotated[str | None, Query(description="also say why not this class")] = None,
+        maps: Annotated[bool, Query(description="with the similarity map of every prototype")] = False,
+        percentile: Annotated[float, Query(ge=0, le=100, description="of a map's pixels outside its box")] = PERCENTILE,
+        level: Annotated[float | None, Query(gt=0, lt=1, description="of the prediction sets; 0.95, if none")] = None,
+    ) -> JSONResponse:
+        """The same document as `likethat explain --json` prints. Nothing is kept."""
+        server.check_classes(against)
+        wanted: dict[str, Any] = {"against": against, "percentile": percentile, "level": level}
+        return JSONResponse(await server.explain_uploads(request, maps, top_classes=top_classes, **wanted))
+
+    @router.get(
+        "/api/prototypes",
+        responses={200: {"model": PrototypesAnswer}, **documented(403, 422)},
+        summary="All prototypes, or those of a class",
+    )
+    async def prototypes(
+        class_name: Annotated[str | None, Query(alias="class", description="a class's name")] = None,
+        search: Annotated[str, Query(max_length=200, description="part of a class's, prototype's or file's name")] = "",
+        start: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
+        most: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    ) -> JSONResponse:
+        server.check_classes(class_name)
+        word = search.strip().lower()
+        found = [
+            entry
+            for entry in server.catalogue.entries
+            if (class_name is None or entry["class"] == class_name)
+            and (not word or any(word in str(entry[key] or "").lower() for key in ("class", "name", "path")))
+        ]
+        shown = found[start : start + most]
+        return JSONResponse({"count": len(found), "atlas": bool(server.catalogue.atlas), "prototypes": shown})
+
+    @router.get(
+        "/api/prototypes/{id}",
+        responses={200: {"model": OnePrototypeAnswer}, **documented(403, 404, 422)},
+        summary="One prototype with its nearest patches",
+    )
+    async def prototype(id: Annotated[int, Path(ge=0, le=10_000_000)]) -> JSONResponse:
+        return JSONResponse({**find_prototype(server, id), **server.catalogue.neighbours(id)})
+
+    @router.get("/health", responses={200: {"model": HealthAnswer}, **documented(403)}, summary="Whether it answers")
+    async def health() -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    @router.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        responses=documented(403),
+        summary="Counts and times, as Prometheus reads them",
+    )
+    async def metrics() -> PlainTextResponse:
+        gauges = {
+            "slots_taken": server.slots.taken,
+            "slots": server.slots.most,
+            "pictures_waiting": len(server.batcher.waiting),
+            "pictures_kept": len(server.store),
+            "batches_total": server.batcher.batches,
+            "batched_pictures_total": server.batcher.pictures,
+        }
+        return PlainTextResponse(server.metrics.text(gauges))
+
+    return router
+
+
+def find_prototype(server: Server, id: int) -> dict[str, Any]:
+    entry = server.catalogue.by_id.get(id)
+    if entry is None:
+        raise Refused(404, f"There is no prototype {id}.")
+    return entry

@@ -1,0 +1,85 @@
+"""The application, put together, and the server that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import uvicorn
+from fastapi import FastAPI
+
+from likethat import __version__
+from likethat.classifier import Classifier
+from likethat.errors import UserError
+from likethat.serve.api import api_routes
+from likethat.serve.limits import Limits
+from likethat.serve.metrics import Counted
+from likethat.serve.pages import page_routes
+from likethat.serve.problems import add_handlers
+from likethat.serve.security import Guard
+from likethat.serve.server import Server
+
+CONNECTIONS = 1000  # open at a time
+
+
+def create_app(classifier: Classifier, *, token: str | None = None, limits: Limits | None = None) -> FastAPI:
+    """With a token, every request must bring it; without one, only loopback names are answered to."""
+    server = Server(classifier, limits or Limits())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        work = asyncio.create_task(server.batcher.run())
+        yield
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+
+    app = FastAPI(
+        title="likethat",
+        version=__version__,
+        description="Asks a model that explains itself: this part of the picture looks like that training patch.",
+        docs_url=None,  # its page would come from another server; /api shows the document without one
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.server = server
+    app.include_router(api_routes(server))
+    app.include_router(page_routes(server))
+    add_handlers(app)
+    app.add_middleware(Guard, token=token)
+    app.add_middleware(Counted, metrics=server.metrics)
+    return app
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Bound already, so that a taken port is told before the model is loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((host, port))
+    except (OSError, OverflowError) as error:
+        opened.close()
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{host}:{port} cannot be served on ({reason}); choose another --host or --port.") from error
+    return opened
+
+
+def run_app(app: FastAPI, opened: socket.socket, ready: Callable[[], None]) -> None:
+    """Serves until it is interrupted."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=5,
+        lifespan="on",
+    )
+    server = uvicorn.Server(config)
+    opened.listen()  # who comes from now on is served as soon as it runs
+    ready()
+    with suppress(KeyboardInterrupt):  # the usual way to stop it
+        server.run(sockets=[opened])

@@ -1,0 +1,101 @@
+"""Everything to tell about the prototypes of a run, and the files that show them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from likethat.classifier import Classifier, Prototype
+from likethat.explaining.render import read_picture
+from likethat.report.atlas import DATA, PICTURES
+from likethat.serve.problems import Refused
+
+ATLAS = "atlas"  # the folder in the run where `likethat atlas` leaves what it found
+FROM_ATLAS = ("purity", "test_purity", "mixed", "leads", "repeats")
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    classifier: Classifier
+
+    @cached_property
+    def atlas(self) -> dict[int, dict[str, Any]]:
+        """What `likethat atlas` found, by prototype; empty where it was not run, or for other prototypes."""
+        try:
+            entries = json.loads((self.classifier.path / ATLAS / DATA).read_text(encoding="utf-8"))["prototypes"]
+            by_id = {entry["id"]: entry for entry in entries}
+            same = all(by_id[p.id]["path"] == p.path for p in self.classifier.prototypes)
+            shown = all("picture" in neighbour for entry in entries for neighbour in entry["train"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return by_id if same and shown and len(by_id) == len(self.classifier.prototypes) else {}
+
+    @cached_property
+    def entries(self) -> list[dict[str, Any]]:
+        weight_PK = self.classifier.weight_KP.T.tolist()
+        return [self._entry(p, weights) for p, weights in zip(self.classifier.prototypes, weight_PK, strict=True)]
+
+    def _entry(self, prototype: Prototype, weight_K: list[float]) -> dict[str, Any]:
+        classes = self.classifier.classes
+        others = {name: w for name, w in zip(classes, weight_K, strict=True) if w and name != prototype.class_name}
+        found = self.atlas.get(prototype.id, {})
+        return {
+            "id": prototype.id,
+            "class": prototype.class_name,
+            "name": prototype.name,
+            "network": prototype.member,
+            "path": prototype.path,
+            "box": list(prototype.box),
+            "row": prototype.row,
+            "column": prototype.column,
+            "moved": prototype.moved,
+            "weight": weight_K[prototype.label],
+            "other_weights": others,
+            **self.pictures_of(prototype),
+            **{name: found.get(name) for name in FROM_ATLAS},
+        }
+
+    def pictures_of(self, prototype: Prototype) -> dict[str, Any]:
+        source = read_picture(self.classifier.path, prototype.source)
+        x0, y0, x1, y1 = prototype.source_box
+        return {
+            "crop": f"/prototypes/{prototype.id}/crop.jpg",
+            "source": f"/prototypes/{prototype.id}/source.jpg",
+            "source_size": list(source.size),
+            "source_box": [x0 / source.width, y0 / source.height, x1 / source.width, y1 / source.height],
+        }
+
+    def neighbours(self, id: int) -> dict[str, Any]:
+        """The nearest patches of one prototype, in training and test pictures."""
+
+        def shown(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [{**n, "picture": f"/{ATLAS}/{Path(n['picture']).name}"} for n in found]
+
+        entry = self.atlas.get(id)
+        return {part: shown(entry[part]) if entry else None for part in ("train", "test")}
+
+    @cached_property
+    def by_id(self) -> dict[int, dict[str, Any]]:
+        return {entry["id"]: entry for entry in self.entries}
+
+    def picture(self, id: int, kind: str) -> bytes:
+        """The JPEG of a prototype's patch ('crop') or of the whole training picture ('source')."""
+        prototype = next(prototype for prototype in self.classifier.prototypes if prototype.id == id)
+        return self._read(prototype.crop if kind == "crop" else prototype.source)
+
+    def atlas_picture(self, number: int) -> bytes:
+        return self._read(f"{ATLAS}/{PICTURES}/{number}.webp")
+
+    def _read(self, name: str) -> bytes:
+        """Only from inside the run folder, whatever a damaged run says its pictures are called."""
+        run = self.classifier.path.resolve()
+        try:
+            path = (run / name).resolve()
+            if path.is_relative_to(run) and path.suffix in (".jpg", ".webp"):
+                return path.read_bytes()
+        except (OSError, ValueError):  # a ValueError where no file can have such a name
+            pass
+        raise Refused(404, "There is no such picture in the run.")

@@ -1,0 +1,62 @@
+"""What goes wrong with a request, as one sentence and a status."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from likethat.errors import UserError
+
+
+class Problem(BaseModel):
+    """One sentence that says what is wrong and how to put it right."""
+
+    detail: str
+
+
+class Refused(Exception):
+    """A request that is not served."""
+
+    def __init__(self, status: int, detail: str, retry_after: float | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+        self.headers = {} if retry_after is None else {"Retry-After": str(max(1, math.ceil(retry_after)))}
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For the OpenAPI document: the problems that a route answers with."""
+    return {status: {"model": Problem} for status in statuses}
+
+
+def add_handlers(app: FastAPI) -> None:
+    def answer(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+        return JSONResponse({"detail": detail}, status, headers)
+
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> JSONResponse:
+        return answer(error.status, error.detail, error.headers)
+
+    @app.exception_handler(UserError)
+    async def mistake(_: Request, error: UserError) -> JSONResponse:
+        return answer(422, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"][1:])
+        return answer(422, f"{place or 'The request'}: {first['msg']}.")
+
+    @app.exception_handler(HTTPException)
+    async def plain(_: Request, error: HTTPException) -> JSONResponse:
+        return answer(error.status_code, str(error.detail), dict(error.headers or {}))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, __: ClientDisconnect) -> JSONResponse:
+        return answer(499, "The client went away.")  # nobody reads it; the metrics count it

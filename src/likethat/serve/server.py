@@ -1,0 +1,142 @@
+"""What the routes share: the model with its queue, the pictures in memory, and how a request becomes an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from likethat.classifier import Classifier, Prepared
+from likethat.data.decode import ImageError
+from likethat.explaining.explanation import Explanation
+from likethat.explaining.files import Skipped
+from likethat.serve.answers import Question, explained, page_document, ranking
+from likethat.serve.batching import Batcher, Slots, unless_gone
+from likethat.serve.catalogue import Catalogue
+from likethat.serve.limits import Limits
+from likethat.serve.metrics import Metrics
+from likethat.serve.problems import Refused
+from likethat.serve.store import Kept, Store, as_jpeg
+from likethat.serve.uploads import Upload, prepare_upload, read_uploads, status_of
+
+T = TypeVar("T")
+THREADS = 2  # decode and draw; few, because a decoded photograph is large
+
+
+@dataclass(eq=False)
+class Server:
+    classifier: Classifier
+    limits: Limits
+    catalogue: Catalogue = field(init=False)
+    store: Store = field(init=False)
+    slots: Slots = field(init=False)
+    batcher: Batcher = field(init=False)
+    metrics: Metrics = field(default_factory=Metrics)
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "pictures"))
+    edit_token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+
+    def __post_init__(self) -> None:
+        self.catalogue = Catalogue(self.classifier)
+        self.store = Store(self.limits)
+        self.slots = Slots(self.limits.waiting)
+        self.batcher = Batcher(self.classifier, self.limits.batch)
+
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
+
+    def check_classes(self, *names: str | None) -> None:
+        for name in names:
+            if name is not None and name not in self.classifier.classes:
+                raise Refused(422, f"There is no class called '{name}'; GET /api/run lists them.")
+
+    async def explain_uploads(self, request: Request, maps: bool, **options: Any) -> dict[str, Any]:
+        """The document that `likethat explain --json` prints, of the pictures in a request."""
+
+        async def one(upload: Upload) -> dict[str, Any]:
+            prepared = await self.in_thread(prepare_upload, self.classifier, upload, self.limits)
+            outputs = await self.batcher.outputs(prepared)
+
+            def answer() -> dict[str, Any]:
+                explanation = explained(self.classifier, outputs, prepared, upload.name, **options)
+                return {**explanation.to_dict(maps), "sheet": None}
+
+            return await self.in_thread(answer)
+
+        images, skipped = await self._of_uploads(request, one)
+        return {"images": images, "skipped": [vars(entry) for entry in skipped]}
+
+    async def keep_uploads(self, request: Request) -> tuple[list[Kept], list[Skipped]]:
+        """Keeps the pictures of a request, so that they have pages."""
+
+        def prepare(upload: Upload) -> tuple[Prepared, bytes]:
+            prepared = prepare_upload(self.classifier, upload, self.limits)
+            return prepared, as_jpeg(prepared)
+
+        async def one(upload: Upload) -> Kept:
+            return self.store.add(upload.name, *await self.in_thread(prepare, upload))
+
+        return await self._of_uploads(request, one)
+
+    async def _of_uploads(
+        self, request: Request, one: Callable[[Upload], Awaitable[T]]
+    ) -> tuple[list[T], list[Skipped]]:
+        """An answer for every picture that can be read. Where none can, the request is refused."""
+
+        async def guarded(upload: Upload) -> T | ImageError:
+            try:
+                return await one(upload)
+            except ImageError as error:
+                return error
+
+        async def work(uploads: list[Upload]) -> list[T | ImageError]:
+            return await asyncio.gather(*map(guarded, uploads))
+
+        with self.slots.one():
+            uploads = await read_uploads(request, self.limits)
+            found = await unless_gone(request, work(uploads), self.limits.answer_seconds)
+        good = [answer for answer in found if not isinstance(answer, ImageError)]
+        bad = [answer for answer in found if isinstance(answer, ImageError)]
+        if not good:
+            raise Refused(status_of(bad[0]), str(bad[0]))
+        return good, [Skipped(error.name, error.cause) for error in bad]
+
+    async def page_answer(self, request: Request, kept: Kept, question: Question) -> dict[str, Any]:
+        """What the page shows of a kept picture."""
+
+        async def work() -> dict[str, Any]:
+            outputs = await self.batcher.outputs(kept.prepared)
+
+            def answer() -> dict[str, Any]:
+                ranked = ranking(self.classifier, outputs)
+                classes = question.classes([row["name"] for row in ranked])
+                options: dict[str, Any] = {"top_classes": 1, "also": classes, **question.options}
+                explanation = explained(self.classifier, outputs, kept.with_image(), kept.name, **options)
+                return page_document(explanation, kept, ranked, classes, self.catalogue)
+
+            return await self.in_thread(answer)
+
+        with self.slots.one():
+            return await unless_gone(request, work(), self.limits.answer_seconds)
+
+    async def download(
+        self, request: Request, kept: Kept, question: Question, form: Callable[[Explanation], bytes]
+    ) -> bytes:
+        """A kept picture's explanation as a file."""
+
+        async def work() -> bytes:
+            outputs = await self.batcher.outputs(kept.prepared)
+
+            def answer() -> bytes:
+                also = [name for name in (question.name,) if name]
+                options: dict[str, Any] = {"against": question.against, **question.options}
+                return form(explained(self.classifier, outputs, kept.with_image(), kept.name, also=also, **options))
+
+            return await self.in_thread(answer)
+
+        with self.slots.one():
+            return await unless_gone(request, work(), self.limits.answer_seconds)

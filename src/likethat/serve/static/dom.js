@@ -1,0 +1,74 @@
+// Small helpers: elements, requests, numbers.
+
+/** An element. Attributes that start with "on" are listeners; true and false set and leave out. */
+export function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+/** What went wrong with a request, as a sentence for a person. */
+export class Problem extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+export async function request(url, options = {}) {
+  let response;
+  try {
+    response = await fetch(url, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, "The server does not answer. It may have been stopped; start it again and reload this page.");
+  }
+  if (response.status === 401) {
+    location.reload(); // the token is asked for again
+  }
+  const document = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Problem(response.status, document.detail || `The server answered ${response.status}.`);
+  return document;
+}
+
+/** Tells people who listen instead of looking. */
+export function say(text) {
+  document.getElementById("status").textContent = text;
+}
+
+export const signed = (value, digits = 2) => value.toFixed(digits).replace("-", "−");
+export const percent = (value) => {
+  const shown = 100 * value;
+  return (shown > 99.9 && shown < 100 ? "> 99.9" : shown < 0.1 && shown > 0 ? "< 0.1" : shown.toFixed(1)) + " %";
+};
+/** As people read it: without the number and the underscores that folders of data sets have. */
+export const pretty = (name) => name.replace(/^\d+\./, "").replaceAll("_", " ");
+export const title = (id, name) => (name ? `${name} (prototype ${id})` : `Prototype ${id}`);
+
+export function debounce(milliseconds, action) {
+  let timer;
+  return (...values) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => action(...values), milliseconds);
+  };
+}
+
+/** The address of a page, with those parameters that have a value. */
+export function address(path, parameters = {}) {
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== ""));
+  return query.size ? `${path}?${query}` : path;
+}
+
+/** Changes the address without leaving the page. */
+export function readdress(parameters) {
+  history.replaceState(null, "", address(location.pathname, parameters));
+}
+
+export function problemBox(error, ...more) {
+  return make("div", { class: "problem", role: "alert" }, make("strong", {}, "That did not work. "), error.message, ...more);
+}
