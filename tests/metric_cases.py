@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from likethat.classifier import Classifier, Prototype
 from likethat.config import resolve
@@ -18,7 +19,7 @@ from likethat.metrics.regions import Reading
 from likethat.metrics.sweep import Batch, Subject
 from likethat.models.protopnet import Output, ProtoPNet, create_protopnet
 
-SIDE = 64  # pixels of the input
+SIDE = 128  # pixels of the input
 MAP = 4  # cells of the map along a side
 
 
@@ -39,20 +40,26 @@ def case(
         network.last_layer.weight.data = weight_KP.float()
     if parts is None and part_BQ4 is not None:
         parts = PartTable(tuple(f"part {number}" for number in range(part_BQ4.shape[1])), {}, {})
-    box = (0.0, 0.0, 1.0, 1.0)
-    prototypes = [
-        Prototype(p, label, f"class {label}", "a.png", "", 0, 0, box, box, None, 0.0, "", "", box)
-        for p, label in enumerate(class_of_prototype)
-    ]
-    names = [f"class {label}" for label in range(classes)]
-    classifier = Classifier(Path("nowhere"), names, [network], prototypes)
-    samples = tuple(Sample(f"{number}.png", label) for number, label in enumerate(label_B))
-    subject = Subject(classifier, Path("nowhere"), samples, parts)
+    subject = make_subject(network, class_of_prototype, label_B, parts)
     pictures = torch.rand(len(label_B), 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     index_B = torch.arange(len(label_B))
     batch = Batch(subject, index_B, [pictures], part_BQ4, object_B4, perturbed=True, attacked=True)
     batch.__dict__["clean"] = reading(network, similarity_BPHW)
     return batch
+
+
+def make_subject(
+    network: ProtoPNet, class_of_prototype: Sequence[int], label_B: Sequence[int], parts: PartTable | None
+) -> Subject:
+    box = (0.0, 0.0, 1.0, 1.0)
+    prototypes = [
+        Prototype(p, label, f"class {label}", "a.png", "", p, 0, box, box, None, 0.0, "", "", box)
+        for p, label in enumerate(class_of_prototype)
+    ]
+    names = [f"class {label}" for label in range(network.num_classes)]
+    classifier = Classifier(Path("nowhere"), names, [network], prototypes)
+    samples = tuple(Sample(f"{number}.png", label) for number, label in enumerate(label_B))
+    return Subject(classifier, Path("nowhere"), samples, parts)
 
 
 def reading(network: ProtoPNet, similarity_BPHW: Tensor) -> Reading:
@@ -89,3 +96,39 @@ def spot(x: float, y: float) -> Tensor:
 def point(x: float, y: float) -> list[float]:
     """A part known by a point."""
     return [x, y, x, y]
+
+
+class Local(nn.Module):
+    """A backbone that sees nothing beyond a cell: the mean colour of each of MAP x MAP cells."""
+
+    name, input_size, map_size, channels = "local", (SIDE, SIDE), (MAP, MAP), 3
+
+    def forward(self, x_B3HW: Tensor) -> Tensor:
+        return F.avg_pool2d(x_B3HW, SIDE // MAP)
+
+
+class Everywhere(Local):
+    """A backbone every cell of which sees the whole picture."""
+
+    name = "everywhere"
+
+    def forward(self, x_B3HW: Tensor) -> Tensor:
+        return super().forward(x_B3HW) * 0.2 + 0.8 * x_B3HW.mean((2, 3), keepdim=True)
+
+
+def colour_network(
+    backbone: Local, colour_P3: Sequence[Sequence[float]], class_of_prototype: Sequence[int], weight_KP: Tensor
+) -> ProtoPNet:
+    """A ProtoPNet whose prototypes are colours."""
+    counts = np.bincount(class_of_prototype, minlength=len(weight_KP)).tolist()
+    network = ProtoPNet(backbone, resolve(latent_width=3, similarity="log").model, counts)  # type: ignore[arg-type]
+    network.add_on = nn.Sequential()
+    network.prototype_layer.prototype_PDhw.data = torch.tensor(colour_P3)[:, :, None, None]
+    network.last_layer.weight.data = weight_KP.float()
+    return network.eval()
+
+
+def picture_batch(network: ProtoPNet, x_B3HW: Tensor, label_B: Sequence[int]) -> Batch:
+    class_P = network.prototype_layer.class_P.tolist()
+    subject = make_subject(network, class_P, label_B, None)
+    return Batch(subject, torch.arange(len(x_B3HW)), [x_B3HW], None, None, perturbed=True, attacked=True)

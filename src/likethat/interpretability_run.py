@@ -14,16 +14,44 @@ from likethat.checkpoint import write_json
 from likethat.classifier import Classifier
 from likethat.data.parts import read_parts
 from likethat.metrics.accuracy import Evaluation, evaluate_logits
+from likethat.metrics.background import Background
 from likethat.metrics.consistency import Consistency
+from likethat.metrics.coverage import Coverage
+from likethat.metrics.decisive import Decisive
+from likethat.metrics.degradation import Degradation
+from likethat.metrics.deletion import Deletion
 from likethat.metrics.figure import Figure
+from likethat.metrics.leakage import Leakage
+from likethat.metrics.misalignment import Misalignment
+from likethat.metrics.purity import Purity
+from likethat.metrics.receptive_field import ReceptiveField
+from likethat.metrics.redundancy import Redundancy
+from likethat.metrics.sparsity import Sparsity
+from likethat.metrics.stability import Stability
 from likethat.metrics.sweep import Metric, Subject, sweep
+from likethat.metrics.transformations import Transformations
 from likethat.pipeline import explain_some
 from likethat.progress import Display
 from likethat.report.html import write_report
 from likethat.run_data import is_training_data, open_test_data
 
 # In the order of the tables.
-METRICS: tuple[type[Metric], ...] = (Consistency,)
+METRICS: tuple[type[Metric], ...] = (
+    Consistency,
+    Stability,
+    Purity,
+    Coverage,
+    Decisive,
+    Transformations,
+    Degradation,
+    Misalignment,
+    ReceptiveField,
+    Deletion,
+    Leakage,
+    Background,
+    Redundancy,
+    Sparsity,
+)
 
 
 @dataclass(frozen=True)

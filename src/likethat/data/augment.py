@@ -49,7 +49,7 @@ def show(x_B3HW: Tensor, views: Views) -> Tensor:
     height, width = x_B3HW.shape[2:]
     grid_BHW2 = _sampling_grid(views.warp_B33, views.bend_B2GG, height, width)
     x_B3HW = F.grid_sample(x_B3HW, grid_BHW2, mode="bilinear", padding_mode="reflection", align_corners=False)
-    return _pierce(_recolour(x_B3HW, views.factor_B3), views.hole_B4)
+    return _pierce(recolour(x_B3HW, views.factor_B3), views.hole_B4)
 
 
 def draw_warps(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -139,7 +139,7 @@ def _coordinates(height: int, width: int, device: torch.device) -> tuple[Tensor,
     return y_H[:, None].expand(height, width), x_W.expand(height, width)
 
 
-def _recolour(x_B3HW: Tensor, factor_B3: Tensor) -> Tensor:
+def recolour(x_B3HW: Tensor, factor_B3: Tensor) -> Tensor:
     """Brightness, contrast and saturation, each times a factor near 1."""
     brightness, contrast, saturation = factor_B3[:, :, None, None, None].unbind(1)
     x_B3HW = x_B3HW * brightness

@@ -1,13 +1,15 @@
 """Does a prototype land on the same part in all pictures of its class?
 
 Definition (Huang et al. 2023, "Evaluation and improvement of interpretability for self-explainable part-prototype
-networks", ICCV): in every test picture of the prototype's class, a square of 72/224 of the side is laid around the most
-active pixel of the upsampled map. For each part, the share of the pictures showing it in which it lies in that square.
-A prototype is consistent if one part's share is at least 0.8; the score is the share of consistent prototypes.
+networks", ICCV): in every test picture of the prototype's class, a square of 72/224 of the side is laid around the
+most active pixel of the upsampled map. For each part, the share of the pictures showing it in which it lies in that
+square. A prototype is consistent if one part's share is at least 0.8; the score is the share of consistent
+prototypes.
 
-Limits: the square is so large that it often holds several parts, and neighbouring parts count alike. Left and right are
-different parts here, as in the authors' code. A model whose prototypes all look at one part is perfectly consistent, so
-read it together with part coverage. Prototypes of classes without annotated test pictures are left out.
+Limits: the square is so large that it often holds several parts, and neighbouring parts count alike. Left and right
+are different parts here, as in the authors' code. A model whose prototypes all look at one part is perfectly
+consistent, so read it together with part coverage. Prototypes of classes without annotated test pictures are left
+out.
 """
 
 from __future__ import annotations
@@ -49,4 +51,4 @@ class Consistency(Metric):
         return [ABOUT.proportion(share_p >= THRESHOLD, f"{len(share_p)} prototypes, mean share {share_p.mean():.2f}")]
 
     def by_prototype(self) -> Mapping[str, Tensor]:
-        return {} if self.subject.parts is None else {"part": best_share(self.hits.hit_PQ, self.hits.visible_PQ)}
+        return {} if self.subject.parts is None else {"consistency": best_share(self.hits.hit_PQ, self.hits.visible_PQ)}

@@ -34,7 +34,3 @@ class PartHits:
         visible_SQ = ~batch.part_BQ4[image_S, :, 0].isnan()
         self.hit_PQ.index_add_(0, prototype_S.cpu(), inside_SQ.cpu().long())
         self.visible_PQ.index_add_(0, prototype_S.cpu(), visible_SQ.cpu().long())
-
-    def share_PQ(self) -> Tensor:
-        """Of the images in which the part is visible, the share in which the prototype lands on it; 0 of none."""
-        return self.hit_PQ.double() / self.visible_PQ.clamp(min=1)

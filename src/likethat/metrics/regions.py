@@ -3,7 +3,7 @@ networks with different inputs, maps and members of a combined run are measured 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,15 +41,20 @@ class Reading:
         self, image_S: Tensor, prototype_S: Tensor, width: int, of_maps: Callable[[Tensor, tuple[int, int]], Tensor]
     ) -> Tensor:
         place_S4 = self.logits_BK.new_zeros(len(image_S), width)
+        for network, mine, map_SHW in self.maps(image_S, prototype_S):
+            place_S4[mine] = of_maps(map_SHW, network.backbone.input_size)
+        return place_S4
+
+    def maps(self, image_S: Tensor, prototype_S: Tensor) -> Iterator[tuple[ProtoPNet, Tensor, Tensor]]:
+        """Of every member that has some of these prototypes: the network, which of the S they are, similarity maps."""
         start = 0
         for network, output in zip(self.networks, self.outputs, strict=True):
             count = output.score_BP.shape[1]
             mine = ((prototype_S >= start) & (prototype_S < start + count)).nonzero()[:, 0]
             if len(mine):
-                map_SHW = output.of_distance(output.distance_BPHW[image_S[mine], prototype_S[mine] - start])
-                place_S4[mine] = of_maps(map_SHW, network.backbone.input_size)
+                distance_SHW = output.distance_BPHW[image_S[mine], prototype_S[mine] - start]
+                yield network, mine, output.of_distance(distance_SHW)
             start += count
-        return place_S4
 
 
 def peaks_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:

@@ -1,16 +1,17 @@
 """One pass over the images in which every metric collects what it needs.
 
-A metric is a class with `collect`, called with every batch, and `figures`, called at the end. What several metrics look
-at (the networks' answer, the evidence for the prediction, the answer under noise) is worked out once a batch, when the
-first of them asks. Images that metrics with many passes are measured on come first.
+A metric is a class with `collect`, called with every batch, and `figures`, called at the end. What several metrics
+look at (the networks' answer, the evidence for the prediction, the answer under noise) is worked out once a batch,
+when the first of them asks. Images that metrics with many passes are measured on come first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,9 +28,12 @@ from likethat.metrics.regions import Reading
 from likethat.progress import Display
 from likethat.runtime import seed_for
 
+Result = TypeVar("Result")
+
 CHUNK = 512  # pictures decoded and in memory at a time
 EVIDENCE = 10  # prototypes that count as the evidence of a prediction, at most
-NOISE, MOST_NOISE = 0.2, 0.25  # of the normalised picture: standard deviation and bound (Huang et al. 2023)
+NOISE, MOST_NOISE = 0.2, 0.25  # standard deviation and bound, of a picture normalised as follows (Huang et al. 2023)
+IMAGENET_STD = (0.229, 0.224, 0.225)  # whatever the backbone's own normalisation, so that all get the same noise
 # How many images are measured under perturbations, and under attack; a CPU takes fewer. See `Subject.sample_note`.
 PERTURBED = {"cpu": 96, "mps": 256, "cuda": 1024}
 ATTACKED = {"cpu": 24, "mps": 64, "cuda": 256}
@@ -82,10 +86,16 @@ class Evidence:
     """The prototypes that give the predicted class most points, most first. Where there are fewer, or they give none,
     `counts` is False."""
 
+    reading: Reading
     prototype_BE: Tensor
     points_BE: Tensor
     counts_BE: Tensor
-    box_BE4: Tensor
+
+    @cached_property
+    def box_BE4(self) -> Tensor:
+        image_BE = torch.arange(len(self.points_BE), device=self.points_BE.device)[:, None].expand_as(self.points_BE)
+        box_S4 = self.reading.boxes(image_BE.flatten(), self.prototype_BE.flatten())
+        return box_S4.unflatten(0, self.points_BE.shape)
 
 
 class Batch:
@@ -109,6 +119,7 @@ class Batch:
         self.object_B4 = object_B4
         self.perturbed, self.attacked = perturbed, attacked
         self.device = subject.classifier.device
+        self.made: dict[str, Any] = {}
         self.label_B = subject.label_N[index_B].to(self.device)
 
     def __len__(self) -> int:
@@ -119,6 +130,13 @@ class Batch:
         networks = self.subject.classifier.networks
         return Reading(networks, [network(x_B3HW) for network, x_B3HW in zip(networks, x, strict=True)])
 
+    def once(self, key: str, make: Callable[[Batch], Result]) -> Result:
+        """What `make` gives for this batch; made when the first of several metrics asks for it."""
+        if key not in self.made:
+            self.made[key] = make(self)
+        made: Result = self.made[key]
+        return made
+
     @cached_property
     def clean(self) -> Reading:
         return self.read(self.x)
@@ -127,8 +145,7 @@ class Batch:
     def noisy(self) -> Reading:
         """Under the noise of Huang et al. 2023."""
         generator = torch.Generator(self.device).manual_seed(seed_for("noise", int(self.index_B[0])))
-        pairs = zip(self.subject.classifier.networks, self.x, strict=True)
-        return self.read([add_noise(x_B3HW, network.backbone.std, generator) for network, x_B3HW in pairs])
+        return self.read([add_noise(x_B3HW, generator) for x_B3HW in self.x])
 
     @cached_property
     def predicted_B(self) -> Tensor:
@@ -143,11 +160,8 @@ class Batch:
     @cached_property
     def evidence(self) -> Evidence:
         points_BP = self.clean.score_BP * self.subject.weight_KP[self.predicted_B]
-        most = min(EVIDENCE, points_BP.shape[1])
-        points_BE, prototype_BE = points_BP.topk(most, dim=1)
-        image_BE = torch.arange(len(self), device=self.device)[:, None].expand(-1, most)
-        box_BE4 = self.clean.boxes(image_BE.flatten(), prototype_BE.flatten()).unflatten(0, prototype_BE.shape)
-        return Evidence(prototype_BE, points_BE, points_BE > 0, box_BE4)
+        points_BE, prototype_BE = points_BP.topk(min(EVIDENCE, points_BP.shape[1]), dim=1)
+        return Evidence(self.clean, prototype_BE, points_BE, points_BE > 0)
 
 
 class Metric:
@@ -166,10 +180,10 @@ class Metric:
         return {}
 
 
-def add_noise(x_B3HW: Tensor, std_1311: Tensor, generator: torch.Generator) -> Tensor:
-    """Gaussian noise of the normalised picture, none larger than a bound, in units of the picture itself."""
+def add_noise(x_B3HW: Tensor, generator: torch.Generator) -> Tensor:
     noise_B3HW = torch.randn(x_B3HW.shape, generator=generator, device=x_B3HW.device) * NOISE
-    return x_B3HW + noise_B3HW.clamp(-MOST_NOISE, MOST_NOISE) * std_1311
+    std_311 = torch.tensor(IMAGENET_STD, device=x_B3HW.device)[:, None, None]
+    return x_B3HW + noise_B3HW.clamp(-MOST_NOISE, MOST_NOISE) * std_311
 
 
 def sweep(subject: Subject, metrics: Sequence[Metric], display: Display) -> Tensor:
@@ -193,6 +207,8 @@ def sweep(subject: Subject, metrics: Sequence[Metric], display: Display) -> Tens
 
 
 def _batches(subject: Subject, index_C: Tensor, *, perturbed: bool, attacked: bool) -> Iterator[Batch]:
+    if not len(index_C):  # a split of no images still has one piece
+        return
     samples = tuple(subject.samples[number] for number in index_C.tolist())
     classifier, inputs, part_CQ4, object_C4 = subject.classifier, [], None, None
     for network in classifier.networks:

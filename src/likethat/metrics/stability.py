@@ -1,0 +1,54 @@
+"""Does a prototype stay on its part when the picture gets a little noise?
+
+Definition (Huang et al. 2023, "Evaluation and improvement of interpretability for self-explainable part-prototype
+networks", ICCV): the parts in the square around a prototype's most active pixel (see `consistency`) are found with
+and without noise (normal, standard deviation 0.2, cut at 0.25, in units of ImageNet's standard deviation of each
+colour). The score is the share of pictures of the prototype's class for which both are the same parts, averaged over
+the prototypes.
+
+Limits: a prototype that never lands on any part is perfectly stable, so read it together with consistency. One draw
+of noise a picture, the same every time. Pictures without a visible part are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from likethat.metrics.figure import HIGHER, About, Figure
+from likethat.metrics.part_hits import NO_PARTS, parts_in_region
+from likethat.metrics.sweep import Batch, Metric, Subject
+
+ABOUT = About("stability", HIGHER, "parts", "Huang et al. 2023")
+
+
+class Stability(Metric):
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        self.same_P = torch.zeros(len(subject.class_P), dtype=torch.long)
+        self.count_P = torch.zeros_like(self.same_P)
+
+    def collect(self, batch: Batch) -> None:
+        if batch.part_BQ4 is None:
+            return
+        image_S, prototype_S = batch.own_pairs
+        known_S = (~batch.part_BQ4[..., 0].isnan()).any(1)[image_S]
+        image_S, prototype_S = image_S[known_S], prototype_S[known_S]
+        clean_SQ, noisy_SQ = (
+            parts_in_region(reading, image_S, prototype_S, batch.part_BQ4) for reading in (batch.clean, batch.noisy)
+        )
+        self.same_P.index_add_(0, prototype_S.cpu(), (clean_SQ == noisy_SQ).all(1).cpu().long())
+        self.count_P += prototype_S.cpu().bincount(minlength=len(self.count_P))
+
+    def share_P(self) -> Tensor:
+        return torch.where(self.count_P > 0, self.same_P.double() / self.count_P, torch.nan)
+
+    def figures(self) -> list[Figure]:
+        if self.subject.parts is None:
+            return [ABOUT.absent(NO_PARTS)]
+        return [ABOUT.mean(self.share_P(), f"{int((self.count_P > 0).sum())} prototypes")]
+
+    def by_prototype(self) -> Mapping[str, Tensor]:
+        return {} if self.subject.parts is None else {"stability": self.share_P()}
