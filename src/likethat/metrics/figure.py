@@ -82,7 +82,8 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
     """The 95 % interval of a share seen in so many draws."""
     middle = (share + Z * Z / (2 * count)) / (1 + Z * Z / count)
     half = Z / (1 + Z * Z / count) * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Rounding must not leave the share itself outside.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def bootstrap_interval(values_n: np.ndarray) -> tuple[float, float]:
