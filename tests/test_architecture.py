@@ -27,6 +27,7 @@ LAYERS = [
     {"tensorboard", "run_data", "pipeline", "summary", "demo", "interpretability_run"}
     | {"shape", "prune_run", "combine_run", "baseline_run", "edit_run", "edit_model", "edit_history"},
     {"serve"},
+    {"reproduction"},
     {"verbs"},
     {"cli"},
     {"__main__"},

@@ -10,10 +10,21 @@ from typing import Any
 
 from likethat import __version__
 from likethat.errors import Interrupted, UserError
-from likethat.verbs import baseline, certifying, data, editing, explaining, serving, shaping, training, using
+from likethat.verbs import (
+    baseline,
+    certifying,
+    data,
+    editing,
+    explaining,
+    reproducing,
+    serving,
+    shaping,
+    training,
+    using,
+)
 from likethat.verbs.common import DONE, INTERRUPTED, USERS_MISTAKE
 
-GROUPS = (training, using, data, explaining, certifying, shaping, editing, baseline, serving)
+GROUPS = (training, using, data, explaining, certifying, shaping, editing, baseline, serving, reproducing)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,6 +66,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _how_to_go_on(arguments: list[str]) -> str:
+    if arguments[:1] == ["reproduce"]:
+        return f"; go on with: {shlex.join(['likethat', *arguments])}"
     if arguments[:1] not in (["train"], ["baseline"]):
         return ""
     kept = [word for word in arguments if word not in ("--resume", "--overwrite")]

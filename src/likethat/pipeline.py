@@ -85,7 +85,8 @@ def train(
         plain = None
         if config.train.has_classifier:
             plain = PlainClassifier(model.backbone, len(record.data.classes)).to(torch_device)
-            if config.train.from_classifier and saved is None:
+            reached = saved is not None and (out / run_dir.STATE).is_file()
+            if config.train.from_classifier and not reached:
                 read_classifier(plain, Path(config.train.from_classifier), record)
         begin(out, record, saved)
         _describe(prepared, model, torch_device, display)
@@ -102,7 +103,7 @@ def open_out(out: Path, config: Config, kind: str, *, resume: bool, overwrite: b
     if saved is not None:
         if saved.kind != kind:
             raise UserError(f"{out} holds a {saved.kind} run, not one of this command's; choose another --out.")
-        _check_same_config(saved.config, config)
+        check_same_config(saved, config)
     run_dir.check_out(out, overwrite=overwrite, resume=resume)
     return saved
 
@@ -161,12 +162,12 @@ def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> N
         display.line(f"training without {len(report.bad_paths())} bad files")
 
 
-def _check_same_config(saved: Config, asked: Config) -> None:
+def check_same_config(saved: RunRecord, asked: Config) -> None:
     """A resumed run keeps its configuration; what is asked for now must not contradict it."""
-    if asked != saved:
+    if asked != saved.config:
         different = [
             f"--{name.replace('_', '-')}"
-            for section, values in saved.to_dict().items()
+            for section, values in saved.config.to_dict().items()
             if isinstance(values, dict)
             for name, value in values.items()
             if asked.to_dict()[section][name] != value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,13 @@ def training_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {**asked, "config_file": args.config, "display": display_of(args), **chosen}
 
 
-def add_options(verb: argparse.ArgumentParser) -> None:
+def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> None:
     """A flag for every field of the configuration. Defaults are shown as the default preset has them."""
     shown = config.resolve("default").to_dict()
     groups = {section: verb.add_argument_group(f"{section} options") for section in config.SECTIONS}
     for name, (section, entry, kind) in config.options().items():
+        if name in without:
+            continue
         text = f"{entry.metadata['help']} (default: {_written(shown[section][name])})"
         flag = "--" + name.replace("_", "-")
         if kind is bool:
