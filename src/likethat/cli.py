@@ -16,6 +16,7 @@ from likethat.verbs import (
     data,
     editing,
     explaining,
+    exporting,
     reproducing,
     serving,
     shaping,
@@ -24,7 +25,7 @@ from likethat.verbs import (
 )
 from likethat.verbs.common import DONE, INTERRUPTED, USERS_MISTAKE
 
-GROUPS = (training, using, data, explaining, certifying, shaping, editing, baseline, serving, reproducing)
+GROUPS = (training, using, data, explaining, certifying, shaping, editing, exporting, baseline, serving, reproducing)
 
 
 class _Parser(argparse.ArgumentParser):
