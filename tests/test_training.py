@@ -1,4 +1,4 @@
-"""Costs, plan, learning rates, augmentation and projection, each against a slow and obvious version."""
+"""Plan, augmentation and projection, each against a slow and obvious version."""
 
 from __future__ import annotations
 
@@ -14,28 +14,8 @@ from likethat.config import AugmentConfig, resolve
 from likethat.data.augment import augment
 from likethat.data.loaders import training_batches
 from likethat.errors import UserError
-from likethat.training.losses import protopnet_costs
-from likethat.training.phases import Step, lr_factor, make_plan, start_stage
+from likethat.training.phases import make_plan, start_stage
 from likethat.training.project import project
-
-
-def test_costs_are_the_papers() -> None:
-    config = resolve("paper").train
-    model = tiny_model([2, 1, 3])
-    images = random_images(6, 3)
-    x, labels = images.batch(torch.arange(6))
-    output = model(x)
-    costs = {name: cost.detach() for name, cost in protopnet_costs(output, labels, model.own_KP, config).items()}
-    classes = [0, 0, 1, 2, 2, 2]
-    cluster = separation = 0.0
-    for i, label in enumerate(labels.tolist()):
-        nearest = output.distance_BPHW[i].flatten(1).min(1).values.tolist()
-        cluster += min(d for d, k in zip(nearest, classes, strict=True) if k == label) / 6
-        separation -= min(d for d, k in zip(nearest, classes, strict=True) if k != label) / 6
-    entropy = torch.nn.functional.cross_entropy(output.logits_BK, labels)
-    assert float(costs["cluster"]) == pytest.approx(cluster, rel=1e-5)
-    assert float(costs["separation"]) == pytest.approx(separation, rel=1e-5)
-    assert float(costs["loss"]) == pytest.approx(float(entropy) + 0.8 * cluster + 0.08 * separation, rel=1e-5)
 
 
 def test_paper_plan() -> None:
@@ -65,13 +45,6 @@ def test_paper_decays_everything_but_prototypes_and_ours_spares_vectors() -> Non
         assert bool(vectors) == bool(spared)
         assert all(parameter.ndim <= 1 for parameter in vectors)
         assert not model.last_layer.weight.requires_grad
-
-
-def test_paper_learning_rates_fall_as_the_authors() -> None:
-    config = resolve("paper").train
-    factors = [lr_factor(Step("joint", 0, epoch), 0.5, config) for epoch in range(11)]
-    assert factors == pytest.approx([1] * 4 + [0.1] * 5 + [0.01] * 2)
-    assert lr_factor(Step("warm", 0, 4), 0.0, config) == 1
 
 
 @settings(max_examples=25, deadline=None)
