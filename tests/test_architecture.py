@@ -20,7 +20,7 @@ LAYERS = [
     {"run_dir"},
     {"calibration"},
     {"training"},
-    {"classifier", "plain"},
+    {"classifier", "plain", "hub", "model_card"},
     {"explaining"},
     {"metrics"},
     {"report"},

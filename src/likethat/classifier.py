@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import torch
@@ -102,6 +102,19 @@ class Classifier:
     def weight_KP(self) -> Tensor:
         """The connection of every prototype to every class, over all members."""
         return torch.cat([member.last_layer.weight.detach() for member in self.networks], 1)
+
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes the model into a folder in the layout of the Hugging Face hub, with a model card."""
+        from likethat.hub import save_pretrained
+
+        return save_pretrained(self, folder, overwrite=overwrite)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, device: str = "auto") -> Classifier:
+        """The model that `save_pretrained` wrote into a folder, or one of the hub by its id."""
+        from likethat.hub import from_pretrained
+
+        return from_pretrained(source, device)
 
     def prepare(self, source: Source, crop_to: Box | None = None) -> Prepared:
         image = read_image(Path(source) if isinstance(source, str) else source)
@@ -220,6 +233,10 @@ def _read_own_prototypes(run: Path) -> list[Prototype]:
     try:
         entries: list[dict[str, Any]] = document["prototypes"]
         for entry in entries:
+            for name in ("path", "crop", "source"):
+                place = PurePosixPath(entry[name])
+                if place.is_absolute() or ".." in place.parts:
+                    raise UserError(f"{run / run_dir.PROTOTYPES} names {place}, outside its folder; do not use it.")
             entry.update({name: tuple(entry[name]) for name in boxes if entry[name] is not None})
         return [Prototype(**entry) for entry in entries]
     except (KeyError, TypeError, AttributeError) as error:

@@ -25,6 +25,7 @@ PICTURES = "prototypes"
 METRICS = "metrics.jsonl"
 EDITS = "edits.jsonl"  # who corrected what, when and why, in a run that was edited
 REPORT = "report.html"
+CARD = "README.md"  # of a model that is given away, in place of the report
 INTERPRETABILITY = "interpretability.json"  # what `evaluate --interpretability` measured
 CALIBRATION = "calibration.json"  # how validation images did, for promises about new ones
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget

@@ -40,7 +40,7 @@ def describe_run(run: Path) -> dict[str, Any]:
     """Everything `likethat info` tells, as data."""
     record = run_dir.read_record(run)
     metrics = run_dir.read_metrics(run)
-    finished = (run / run_dir.REPORT).is_file()
+    finished = any((run / name).is_file() for name in (run_dir.REPORT, run_dir.CARD))
     steps: dict[str, dict[str, Any]] = {entry["stage"]: entry for entry in metrics}
     members = [run / folder for folder in record.member_folders()]
     description: dict[str, Any] = {
@@ -83,7 +83,7 @@ def describe_run(run: Path) -> dict[str, Any]:
         description["connections_to_other_classes"] = steps["edit"]["nonzero_negative"]
     if "test" in steps:
         description["test"] = {key: steps["test"][key] for key in ("images", "accuracy", "top5_accuracy")}
-    if "test_projection" in steps and "prune" not in steps:
+    if "test_projection" in steps and not {"prune", "edit"} & steps.keys():
         projection = steps["test_projection"]
         description["test_projection"] = {when: projection[when]["accuracy"] for when in ("before", "after")}
     if record.kind == run_dir.BASELINE:
