@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -63,3 +64,48 @@ def test_intervals_cover_the_truth_about_as_often_as_they_promise() -> None:
             covered[name] += low <= truth <= high
     assert 0.9 < covered["wilson"] / 300 < 0.99
     assert 0.9 < covered["bootstrap"] / 300 < 0.99
+
+
+def test_a_run_combined_with_itself_lands_on_parts_as_it_does_alone(run: Path, tmp_path: Path) -> None:
+    """Members are numbered through, and each is measured at its own maps."""
+    likethat("combine", run, run, "--out", tmp_path / "twice")
+    alone, twice = (
+        evaluate_interpretability(load(path, "cpu"), None, Display(quiet=True)) for path in (run, tmp_path / "twice")
+    )
+    values = [{figure.name: figure.value for figure in result.figures} for result in (alone, twice)]
+    same = "consistency", "purity", "part coverage", "pointing game", "mixed prototypes", "connections that are zero"
+    for name in same:
+        assert values[0][name] == pytest.approx(values[1][name]), name
+    assert twice.by_prototype["purity"] == alone.by_prototype["purity"] * 2
+    assert "How good the explanations are" in (tmp_path / "twice" / "report.html").read_text()
+
+
+def test_a_pruned_run_is_measured_with_the_prototypes_it_has_left(run: Path, tmp_path: Path) -> None:
+    likethat("prune", run, "--out", tmp_path / "pruned", "--keep-one")
+    classifier = load(tmp_path / "pruned", "cpu")
+    counts = {prototype.class_name for prototype in classifier.prototypes}
+    assert len(counts) == 3
+    result = evaluate_interpretability(classifier, None, Display(quiet=True))
+    assert all(len(column) == len(classifier.prototypes) for column in result.by_prototype.values())
+    values = {figure.name: figure.value for figure in result.figures}
+    assert values["purity"] is not None
+
+
+def test_data_without_annotations_is_measured_without_them(run: Path, tmp_path: Path) -> None:
+    """Any folder: figures that need parts say that there are none, the others are there."""
+    bare = tmp_path / "bare"
+    shutil.copytree(run.parent / "birds", bare, ignore=shutil.ignore_patterns("*.json"))
+    figures = evaluate_interpretability(load(run, "cpu"), str(bare), Display(quiet=True)).figures
+    for figure in figures:
+        if figure.group == "parts":
+            assert figure.value is None
+            assert figure.note.startswith("the data")
+    measured = {figure.name for figure in figures if figure.value is not None}
+    assert {"box overlap, picture moved", "insertion", "mixed prototypes", "gradient energy inside the box"} <= measured
+
+
+def test_a_plain_classifier_is_refused_with_one_sentence(run: Path, tmp_path: Path) -> None:
+    likethat("baseline", run.parent / "birds", "--out", tmp_path / "plain", *DEFAULT)
+    done = likethat("evaluate", tmp_path / "plain", "--interpretability", check=2)
+    assert "has no explanations" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -14,7 +14,7 @@ def similarity_gradient(network: ProtoPNet, x_B3HW: Tensor, prototype_B: Tensor)
     """d score / d picture, of another prototype in every picture; `prototype_B` counts within the network."""
     with torch.enable_grad():
         x_B3HW = x_B3HW.detach().requires_grad_()
-        score_B = network(x_B3HW).score_BP[torch.arange(len(x_B3HW)), prototype_B]
+        score_B = network(x_B3HW).score_BP.gather(1, prototype_B[:, None])
         # In evaluation mode pictures do not mix, so the gradient of the sum holds that of each.
         gradient_B3HW: Tensor = torch.autograd.grad(score_B.sum(), x_B3HW)[0]
     return gradient_B3HW

@@ -13,7 +13,7 @@ from likethat.classifier import Prototype
 from likethat.errors import UserError
 from likethat.metrics.figure import Figure
 
-SHOWN = 6  # best prototypes, and as many worst
+SHOWN = 5  # best prototypes, and as many worst
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,16 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def _interpretability(args: argparse.Namespace) -> int:
-    from likethat.classifier import load
+    from likethat.classifier import Classifier
+    from likethat.errors import UserError
     from likethat.interpretability_run import evaluate_interpretability
+    from likethat.run_data import load_run
     from likethat.summary import print_evaluation, print_figures
 
-    result = evaluate_interpretability(load(args.run, args.device), args.data, display_of(args))
+    classifier = load_run(args.run, args.device)
+    if not isinstance(classifier, Classifier):
+        raise UserError(f"{args.run} is a plain classifier and has no explanations; leave out --interpretability.")
+    result = evaluate_interpretability(classifier, args.data, display_of(args))
 
     def show() -> None:
         print_evaluation(result.evaluation)
