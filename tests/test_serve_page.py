@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from browser import chromium
+from page import Page
 from runs import DEFAULT, likethat, make_tiny_birds
 from serving import server_of, serving
 
@@ -40,59 +40,6 @@ def client(run: Path) -> Iterator[httpx.Client]:
 def browser() -> Iterator[Any]:
     with chromium() as driver:
         yield driver
-
-
-class Page:
-    """The page of one server in the browser. Elements are named by CSS selectors."""
-
-    def __init__(self, driver: Any, client: httpx.Client) -> None:
-        self.driver, self.base = driver, str(client.base_url)
-
-    def open(self, path: str, wait: str) -> None:
-        self.driver.get(self.base + path)
-        self.all(wait)
-
-    def all(self, selector: str) -> list[Any]:
-        found: list[Any] = self.until(lambda: self.driver.find_elements("css selector", selector), selector)
-        return found
-
-    def one(self, selector: str) -> Any:
-        return self.all(selector)[0]
-
-    def text(self, selector: str) -> str:
-        return str(self.one(selector).text)
-
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
-        end = time.monotonic() + 20
-        while not (value := condition()):
-            assert time.monotonic() < end, f"{what} did not come; {self.driver.get_log('browser')}"
-            time.sleep(0.02)
-        return value
-
-    def upload(self, *paths: Path) -> None:
-        self.one("#choose").send_keys("\n".join(map(str, paths)))
-
-    def box(self, stage: int) -> list[float]:
-        """The lit box on the picture (0) or on the training picture (1)."""
-        script = "return [...document.querySelectorAll('.two-up .stage')[arguments[0]].querySelectorAll('.box-light')]"
-        script += ".map(b => ['x', 'y', 'width', 'height'].map(n => Number(b.getAttribute(n))))[0]"
-        value: list[float] = self.driver.execute_script(script, stage)
-        return value
-
-    def point_at(self, element: Any) -> None:
-        from selenium.webdriver.common.action_chains import ActionChains
-
-        ActionChains(self.driver).move_to_element(element).perform()
-
-    def press(self, *keys: str) -> None:
-        from selenium.webdriver.common.action_chains import ActionChains
-
-        for key in keys:
-            ActionChains(self.driver).send_keys(key).perform()
-
-    def focused(self) -> str:
-        script = "const e = document.activeElement; return e.dataset.prototype ?? e.id ?? e.textContent"
-        return str(self.driver.execute_script(script))
 
 
 @pytest.fixture

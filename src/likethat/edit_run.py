@@ -73,6 +73,11 @@ class Editor:
         return self._workshop.original
 
     @property
+    def scratch(self) -> Path:
+        """Where the pictures of new prototypes lie until they are saved."""
+        return Path(self._workshop.scratch.name)
+
+    @property
     def dataset(self) -> DataSet:
         return self._workshop.dataset
 

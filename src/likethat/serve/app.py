@@ -14,6 +14,8 @@ from likethat import __version__
 from likethat.classifier import Classifier
 from likethat.errors import UserError
 from likethat.serve.api import api_routes
+from likethat.serve.corrections import Corrections
+from likethat.serve.edits import edit_routes
 from likethat.serve.limits import Limits
 from likethat.serve.metrics import Counted
 from likethat.serve.pages import page_routes
@@ -24,9 +26,13 @@ from likethat.serve.server import Server
 CONNECTIONS = 1000  # open at a time
 
 
-def create_app(classifier: Classifier, *, token: str | None = None, limits: Limits | None = None) -> FastAPI:
-    """With a token, every request must bring it; without one, only loopback names are answered to."""
-    server = Server(classifier, limits or Limits())
+def create_app(
+    classifier: Classifier, *, data: str | None = None, token: str | None = None, limits: Limits | None = None
+) -> FastAPI:
+    """`data` is where the run's images lie, which corrections need. With a token, every request must bring it; without
+    one, only loopback names are answered to."""
+    corrections = Corrections(classifier.path, data, str(classifier.device))
+    server = Server(classifier, limits or Limits(), corrections)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -35,6 +41,7 @@ def create_app(classifier: Classifier, *, token: str | None = None, limits: Limi
         work.cancel()
         with suppress(asyncio.CancelledError):
             await work
+        corrections.close()
 
     app = FastAPI(
         title="likethat",
@@ -47,6 +54,7 @@ def create_app(classifier: Classifier, *, token: str | None = None, limits: Limi
     app.state.server = server
     app.include_router(api_routes(server))
     app.include_router(page_routes(server))
+    app.include_router(edit_routes(server))
     add_handlers(app)
     app.add_middleware(Guard, token=token)
     app.add_middleware(Counted, metrics=server.metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,21 +18,35 @@ ATLAS = "atlas"  # the folder in the run where `likethat atlas` leaves what it f
 FROM_ATLAS = ("purity", "test_purity", "mixed", "leads", "repeats")
 
 
+Atlas = Mapping[int, dict[str, Any]]  # what `likethat atlas` found, by prototype
+
+
+def read_atlas(classifier: Classifier) -> Atlas:
+    """Empty where `likethat atlas` was not run, or made something else than is needed."""
+    try:
+        entries = json.loads((classifier.path / ATLAS / DATA).read_text(encoding="utf-8"))["prototypes"]
+        shown = all("picture" in neighbour for entry in entries for neighbour in entry["train"])
+        by_id = {entry["id"]: entry for entry in entries}
+        known = all(_same_patch(by_id[p.id], p) for p in classifier.prototypes)
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return by_id if shown and known else {}
+
+
+def _same_patch(entry: Mapping[str, Any], prototype: Prototype) -> bool:
+    place = (prototype.path, prototype.row, prototype.column)
+    return (entry["path"], entry["row"], entry["column"]) == place
+
+
 @dataclass(frozen=True, eq=False)
 class Catalogue:
-    classifier: Classifier
+    """The prototypes of one model. A new one is made when the model changes."""
 
-    @cached_property
-    def atlas(self) -> dict[int, dict[str, Any]]:
-        """What `likethat atlas` found, by prototype; empty where it was not run, or for other prototypes."""
-        try:
-            entries = json.loads((self.classifier.path / ATLAS / DATA).read_text(encoding="utf-8"))["prototypes"]
-            by_id = {entry["id"]: entry for entry in entries}
-            same = all(by_id[p.id]["path"] == p.path for p in self.classifier.prototypes)
-            shown = all("picture" in neighbour for entry in entries for neighbour in entry["train"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-        return by_id if same and shown and len(by_id) == len(self.classifier.prototypes) else {}
+    classifier: Classifier
+    atlas: Atlas
+    address: str = "/prototypes"  # of the pictures
+    version: int = 0  # in the address of the pictures, so that browsers notice when they change
+    scratch: Path | None = None  # where pictures lie besides the run folder
 
     @cached_property
     def entries(self) -> list[dict[str, Any]]:
@@ -42,6 +57,8 @@ class Catalogue:
         classes = self.classifier.classes
         others = {name: w for name, w in zip(classes, weight_K, strict=True) if w and name != prototype.class_name}
         found = self.atlas.get(prototype.id, {})
+        if found and not _same_patch(found, prototype):  # another patch has taken its place
+            found = {}
         return {
             "id": prototype.id,
             "class": prototype.class_name,
@@ -61,9 +78,10 @@ class Catalogue:
     def pictures_of(self, prototype: Prototype) -> dict[str, Any]:
         source = read_picture(self.classifier.path, prototype.source)
         x0, y0, x1, y1 = prototype.source_box
+        crop, picture = (f"{self.address}/{prototype.id}/{kind}.jpg?v={self.version}" for kind in ("crop", "source"))
         return {
-            "crop": f"/prototypes/{prototype.id}/crop.jpg",
-            "source": f"/prototypes/{prototype.id}/source.jpg",
+            "crop": crop,
+            "source": picture,
             "source_size": list(source.size),
             "source_box": [x0 / source.width, y0 / source.height, x1 / source.width, y1 / source.height],
         }
@@ -92,9 +110,10 @@ class Catalogue:
     def _read(self, name: str) -> bytes:
         """Only from inside the run folder, whatever a damaged run says its pictures are called."""
         run = self.classifier.path.resolve()
+        folders = [run, *([self.scratch.resolve()] if self.scratch else [])]
         try:
             path = (run / name).resolve()
-            if path.is_relative_to(run) and path.suffix in (".jpg", ".webp"):
+            if any(path.is_relative_to(folder) for folder in folders) and path.suffix in (".jpg", ".webp"):
                 return path.read_bytes()
         except (OSError, ValueError):  # a ValueError where no file can have such a name
             pass

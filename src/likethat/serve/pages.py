@@ -25,7 +25,7 @@ KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html", "svg":
 ClassName = Annotated[str | None, Query(alias="class")]
 Percentile = Annotated[float, Query(ge=0, le=100)]
 Level = Annotated[float | None, Query(gt=0, lt=1)]
-SHELLS = ("/", "/ask/{id}", "/browse", "/prototypes/{id}", "/api")
+SHELLS = ("/", "/ask/{id}", "/browse", "/prototypes/{id}", "/correct", "/api")
 PICTURE_AGE = {"Cache-Control": "private, max-age=300"}
 DOWNLOADS: dict[str, tuple[str, Callable[[Explanation], bytes]]] = {
     "png": ("image/png", lambda explanation: png(explanation.figure())),

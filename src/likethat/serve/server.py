@@ -17,7 +17,8 @@ from likethat.explaining.explanation import Explanation
 from likethat.explaining.files import Skipped
 from likethat.serve.answers import Question, explained, page_document, ranking
 from likethat.serve.batching import Batcher, Slots, unless_gone
-from likethat.serve.catalogue import Catalogue
+from likethat.serve.catalogue import Catalogue, read_atlas
+from likethat.serve.corrections import Corrections
 from likethat.serve.limits import Limits
 from likethat.serve.metrics import Metrics
 from likethat.serve.problems import Refused
@@ -32,6 +33,7 @@ THREADS = 2  # decode and draw; few, because a decoded photograph is large
 class Server:
     classifier: Classifier
     limits: Limits
+    corrections: Corrections
     catalogue: Catalogue = field(init=False)
     store: Store = field(init=False)
     slots: Slots = field(init=False)
@@ -41,7 +43,7 @@ class Server:
     edit_token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     def __post_init__(self) -> None:
-        self.catalogue = Catalogue(self.classifier)
+        self.catalogue = Catalogue(self.classifier, read_atlas(self.classifier))
         self.store = Store(self.limits)
         self.slots = Slots(self.limits.waiting)
         self.batcher = Batcher(self.classifier, self.limits.batch)

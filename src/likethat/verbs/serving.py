@@ -34,7 +34,7 @@ def serve(args: argparse.Namespace) -> int:
         token = made = new_token()
     opened = open_socket("127.0.0.1" if args.host == "localhost" else args.host, args.port)
     with opened:
-        app = create_app(load(args.run, args.device), token=token)
+        app = create_app(load(args.run, args.device), data=args.data, token=token)
         host = f"[{args.host}]" if ":" in args.host else args.host
         address = f"http://{host}:{opened.getsockname()[1]}/"
 
@@ -47,6 +47,6 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def add_verbs(verbs: Any) -> None:
-    verb = add_verb(verbs, "serve", serve, run=True)
+    verb = add_verb(verbs, "serve", serve, run=True, data=True)
     verb.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine only)")
     verb.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")

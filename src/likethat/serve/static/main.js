@@ -4,6 +4,7 @@ import { ask } from "./ask.js";
 import { result } from "./result.js";
 import { browse } from "./browse.js";
 import { prototype } from "./prototype.js";
+import { correct } from "./correct.js";
 import { api } from "./api.js";
 
 const PAGES = [
@@ -11,6 +12,7 @@ const PAGES = [
   [/^\/ask\/([^/]+)$/, "ask", result],
   [/^\/browse$/, "browse", browse],
   [/^\/prototypes\/(\d+)$/, "browse", prototype],
+  [/^\/correct$/, "correct", correct],
   [/^\/api$/, "api", api],
 ];
 const main = document.getElementById("main");

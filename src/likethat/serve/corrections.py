@@ -1,0 +1,207 @@
+"""Corrections of the served run: one editor for all who look, opened when the first one wants to correct."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from likethat import run_dir
+from likethat.classifier import Prepared
+from likethat.edit_history import Edit
+from likethat.edit_run import Editor, open_editor
+from likethat.errors import UserError
+from likethat.explaining.render import jpeg
+from likethat.progress import Advance, Display
+from likethat.serve.catalogue import Atlas, Catalogue
+from likethat.serve.problems import Refused
+from likethat.training.candidates import Candidate
+
+T = TypeVar("T")
+CLOSED, OPENING, OPEN, FAILED = "closed", "opening", "open", "failed"
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,62}[A-Za-z0-9]")
+
+
+class Watched(Display):
+    """Progress that the page asks for."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.now: dict[str, Any] = {"task": "opening", "done": 0, "total": 0}
+
+    @contextmanager
+    def task(self, name: str) -> Iterator[Advance]:
+        self.now = {"task": name, "done": 0, "total": 0}
+        yield lambda done, total: self.now.update(done=done, total=total)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What somebody wants to be different."""
+
+    kind: str  # ban, merge, name, replace, undo or redo
+    prototypes: tuple[int, ...] = ()
+    text: str = ""  # the name
+    candidate: int = 0
+    who: str = ""
+    why: str = ""
+
+
+@dataclass(eq=False)
+class Corrections:
+    """All work goes through one thread: the editor is made for one, and edits come after one another."""
+
+    run: Path
+    data: str | None
+    device: str
+    state: str = CLOSED
+    problem: str = ""
+    revision: int = 0  # rises with every change; who has seen an older one must look again first
+    editor: Editor | None = None
+    catalogue: Catalogue | None = None
+    display: Watched = field(default_factory=Watched)
+    saved: list[dict[str, Any]] = field(default_factory=list)
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "editor"))
+    _candidates: dict[int, tuple[Candidate, ...]] = field(default_factory=dict)  # by prototype, of this revision
+    _atlas: Atlas = field(default_factory=dict)
+
+    async def do(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
+
+    def open(self, atlas: Atlas) -> None:
+        """Starts reading the images, unless that was done; `state` tells how far it is."""
+        if self.state in (CLOSED, FAILED):
+            self.state, self._atlas = OPENING, atlas
+            self.thread.submit(self._open)
+
+    def _open(self) -> None:
+        try:
+            self.editor = open_editor(self.run, self.data, self.device, self.display)
+            self._refresh()
+            self.state = OPEN
+        except UserError as error:
+            self.problem, self.state = str(error), FAILED
+        except BaseException:
+            self.problem, self.state = "The server made a mistake; its log says which.", FAILED
+            raise
+
+    def close(self) -> None:
+        self.thread.shutdown(wait=True, cancel_futures=True)
+        if self.editor:
+            self.editor.close()
+
+    def document(self) -> dict[str, Any]:
+        """All that the page of corrections shows."""
+        head = {"state": self.state, "revision": self.revision, "saved": self.saved}
+        if self.editor is None or self.catalogue is None:
+            return {**head, "problem": self.problem, "progress": self.display.now}
+        editor = self.editor
+        first = (editor.history or editor.undone)[:1]
+        before = first[0].before if first else editor.state.val
+        earlier = [{**line, "text": str(Edit(**line))} for line in run_dir.read_edits(self.run)]
+        return {
+            **head,
+            "before": before,
+            "after": editor.state.val,
+            "images": len(editor.dataset.val),
+            "history": [{**edit.to_dict(), "text": str(edit)} for edit in editor.history],
+            "undone": [{**edit.to_dict(), "text": str(edit)} for edit in editor.undone],
+            "earlier": earlier,
+            "prototypes": self.catalogue.entries,
+        }
+
+    def change(self, change: Change, revision: int) -> dict[str, Any]:
+        editor = self._at(revision)
+        reasons: dict[str, Any] = {"why": change.why, "who": change.who}
+        match change.kind:
+            case "undo":
+                editor.undo()
+            case "redo":
+                editor.redo()
+            case "ban":
+                editor.ban(change.prototypes, **reasons)
+            case "merge":
+                editor.merge(change.prototypes, **reasons)
+            case "name":
+                editor.name(change.prototypes[0], change.text, **reasons)
+            case "replace":
+                candidate = self._candidate(change.prototypes[0], change.candidate)
+                editor.replace(change.prototypes[0], candidate, **reasons)
+        self.revision += 1
+        self._refresh()
+        return self.document()
+
+    def candidates(self, prototype: int) -> list[dict[str, Any]]:
+        """Other patches of the class, with the addresses of their pictures."""
+        editor = self._open_editor()
+        if prototype not in self._candidates:
+            self._candidates[prototype] = editor.candidates(prototype)
+        return [
+            {
+                "candidate": number,
+                "path": editor.sample(candidate).path,
+                "own": candidate.own,
+                "other": candidate.other,
+                "other_class": editor.original.classes[candidate.other_label],
+                "picture": f"/edit/candidates/{prototype}/{number}.jpg?v={self.revision}",
+                "share": editor.picture(candidate)[1],
+            }
+            for number, candidate in enumerate(self._candidates[prototype])
+        ]
+
+    def candidate_picture(self, prototype: int, number: int) -> bytes:
+        return jpeg(self._open_editor().picture(self._candidate(prototype, number))[0])
+
+    def prototype_picture(self, id: int, kind: str) -> bytes:
+        self._open_editor()
+        assert self.catalogue is not None
+        if id not in self.catalogue.by_id:
+            raise Refused(404, f"There is no prototype {id}.")
+        return self.catalogue.picture(id, kind)
+
+    def effect(self, picture: Prepared, class_name: str | None) -> dict[str, Any]:
+        """What the edits change for one picture."""
+        return self._open_editor().effect(picture, class_name)
+
+    def save(self, name: str, revision: int) -> dict[str, Any]:
+        """Writes a new run beside the served one."""
+        if not RUN_NAME.fullmatch(name):
+            raise Refused(422, "A run's name has 2 to 64 letters, digits, spaces, dots, hyphens and underscores.")
+        editor = self._at(revision)
+        out = self.run.resolve().parent / name
+        if out.exists():
+            raise Refused(409, f"There is already something called {name} beside the run; choose another name.")
+        line = editor.save(out)
+        entry = {"name": name, "path": str(out), "test": line["test"]["accuracy"], "images": line["test"]["images"]}
+        self.saved.append(entry)
+        return entry
+
+    def _open_editor(self) -> Editor:
+        if self.editor is None or self.state != OPEN:
+            raise Refused(409, "The run has not been opened for corrections; open it first.")
+        return self.editor
+
+    def _at(self, revision: int) -> Editor:
+        editor = self._open_editor()
+        if revision != self.revision:
+            raise Refused(409, "Somebody else has corrected meanwhile; look at what changed, and do it again.")
+        return editor
+
+    def _candidate(self, prototype: int, number: int) -> Candidate:
+        self.candidates(prototype)
+        found = self._candidates[prototype]
+        if not 0 <= number < len(found):
+            raise Refused(404, f"There is no candidate {number} for prototype {prototype}.")
+        return found[number]
+
+    def _refresh(self) -> None:
+        editor = self.editor
+        assert editor is not None
+        self._candidates = {}
+        places: dict[str, Any] = {"address": "/edit/prototypes", "version": self.revision, "scratch": editor.scratch}
+        self.catalogue = Catalogue(editor.classifier, self._atlas, **places)
