@@ -25,7 +25,8 @@ LAYERS = [
     {"metrics"},
     {"report"},
     {"tensorboard", "run_data", "pipeline", "summary", "demo", "interpretability_run"}
-    | {"shape", "prune_run", "combine_run", "baseline_run", "edit_run", "edit_model", "edit_history", "export_run"},
+    | {"shape", "prune_run", "combine_run", "baseline_run", "edit_run", "edit_model", "edit_history", "export_run"}
+    | {"estimator"},
     {"serve"},
     {"reproduction"},
     {"verbs"},

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Classifier", "UserError", "__version__", "explain", "load", "train"]
+__all__ = ["Classifier", "ProtoPNetClassifier", "UserError", "__version__", "explain", "load", "train"]
 
 if TYPE_CHECKING:
     from likethat.classifier import Classifier, load
     from likethat.errors import UserError
+    from likethat.estimator import ProtoPNetClassifier
     from likethat.explaining.explanation import explain
     from likethat.pipeline import train
 
 _HOMES = {
     "Classifier": "classifier",
+    "ProtoPNetClassifier": "estimator",
     "UserError": "errors",
     "explain": "explaining.explanation",
     "load": "classifier",
