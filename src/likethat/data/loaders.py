@@ -27,12 +27,20 @@ class Images:
 
     def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
         """Pictures in [0, 1] as B, 3, H, W and their labels, on the device."""
+        pixel_BHW3, label_B = self.raw_batch(index_B)
+        return to_unit(pixel_BHW3), label_B
+
+    def raw_batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Pictures as bytes and their labels, on the device."""
         if self.pixel_NHW3.device == self.device:
             pixel_BHW3 = self.pixel_NHW3[send(index_B, self.device)]
         else:
             pixel_BHW3 = send(self.pixel_NHW3[index_B.cpu()], self.device)
-        x_B3HW = pixel_BHW3.permute(0, 3, 1, 2).float() / 255
-        return x_B3HW, self.label_N[send(index_B, self.device)]
+        return pixel_BHW3, self.label_N[send(index_B, self.device)]
+
+
+def to_unit(pixel_BHW3: Tensor) -> Tensor:
+    return pixel_BHW3.permute(0, 3, 1, 2).float() / 255
 
 
 def hold(pixel_NHW3: np.ndarray, samples: tuple[Sample, ...], device: torch.device) -> Images:

@@ -1,20 +1,16 @@
-"""One training step, and passes over images with a model that does not move."""
+"""Passes over images with a model that does not move."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
-from likethat.config import AugmentConfig
-from likethat.data.augment import augment
 from likethat.data.loaders import Images, plain_batches
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
-from likethat.runtime import send
-from likethat.training.losses import Costs
 
 EVAL_BATCH = 64
 
@@ -22,26 +18,6 @@ EVAL_BATCH = 64
 def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
     """bf16 where it pays (CUDA). Only gradient descent uses it; everything that must be exact runs in fp32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-
-
-def train_step(
-    optimizer: torch.optim.Optimizer,
-    costs_of: Callable[[Tensor, Tensor, Tensor], Costs],
-    images: Images,
-    index_B: Tensor,
-    augment_config: AugmentConfig,
-    seed: int,
-) -> Costs:
-    """All randomness of the step (augmentation, dropout) follows from `seed`. Nothing in it waits for the device."""
-    torch.manual_seed(seed)
-    x_B3HW, label_B = images.batch(index_B)
-    x_B3HW = augment(x_B3HW, augment_config, torch.Generator().manual_seed(seed))
-    with mixed_precision(images.device):
-        costs = costs_of(x_B3HW, label_B, send(index_B, images.device))
-    optimizer.zero_grad(set_to_none=True)
-    costs["loss"].backward()
-    optimizer.step()
-    return {name: value.detach() for name, value in costs.items()}
 
 
 def batches_of(images: Images, advance: Advance | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

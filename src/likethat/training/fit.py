@@ -17,10 +17,10 @@ from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Display
 from likethat.runtime import StopFlag, seed_for
 from likethat.training import steps
-from likethat.training.engine import train_step
 from likethat.training.phases import Step, make_plan, set_learning_rates, set_mode
 from likethat.training.project import check_enough_patches
 from likethat.training.state import Progress, load_progress, save_progress
+from likethat.training.train_step import TrainStep
 
 SAVE_EVERY = 20.0  # seconds between saves inside a stage; the end of a stage is always saved
 
@@ -83,11 +83,14 @@ def follow_plan(
     """Takes fresh `progress` from where the run folder says it was stopped to the end of the plan."""
     load_progress(progress, run, config.train)
     saver = Saver(progress, run)
+    train_step, made_for = None, ("", 0)
     try:
         while progress.position < len(plan):
             step = plan[progress.position]
             if step.is_epoch:
-                _train_epoch(progress, step, train, val, config, display, stop, saver)
+                if train_step is None or made_for != (step.stage, step.cycle):
+                    train_step, made_for = _make_step(progress, step, train, config, display), (step.stage, step.cycle)
+                _train_epoch(progress, step, train_step, train, val, config, display, stop, saver)
             elif step.stage == "choose":
                 steps.choose_prototypes(progress, step, train, val, config, display)
             elif step.stage == "project":
@@ -106,9 +109,18 @@ def follow_plan(
         raise
 
 
+def _make_step(progress: Progress, step: Step, train: Images, config: Config, display: Display) -> TrainStep:
+    def costs_of(x_B3HW: Tensor, label_B: Tensor, image_B: Tensor) -> dict[str, Tensor]:
+        return steps.costs_of_step(progress, step, config, x_B3HW, label_B, image_B)
+
+    optimizer = progress.optimizer_for(step.stage, config.train)
+    return TrainStep(optimizer, costs_of, train, config.augment, display.line)
+
+
 def _train_epoch(
     progress: Progress,
     step: Step,
+    train_step: TrainStep,
     train: Images,
     val: Images,
     config: Config,
@@ -118,7 +130,6 @@ def _train_epoch(
 ) -> None:
     """One epoch, from the batch that was reached."""
     started, settings = time.monotonic(), config.train
-    optimizer = progress.optimizer_for(step.stage, settings)
     if progress.batch == 0:
         steps.begin_epoch(progress, step, train, config)
     set_mode(progress.model, step.stage, len(train), settings)
@@ -128,12 +139,8 @@ def _train_epoch(
         for number in range(progress.batch, len(batches)):
             stop.check()
             saver.save_if_due()
-
-            def costs_of(x_B3HW: Tensor, label_B: Tensor, image_B: Tensor) -> dict[str, Tensor]:
-                return steps.costs_of_step(progress, step, config, x_B3HW, label_B, image_B)
-
-            set_learning_rates(optimizer, step, number / len(batches), settings)
-            costs = train_step(optimizer, costs_of, train, batches[number], config.augment, seed_for(*place, number))
+            set_learning_rates(train_step.optimizer, step, number / len(batches), settings)
+            costs = train_step(batches[number], seed_for(*place, number))
             for name, value in costs.items():
                 progress.totals[name] = progress.totals.get(name, 0) + value / len(batches)
             progress.batch = number + 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from likethat.config import TrainConfig
 from likethat.models.protopnet import ProtoPNet
@@ -65,8 +65,13 @@ def start_stage(model: ProtoPNet, head: nn.Module | None, stage: str, config: Tr
     for group in groups:
         for parameter in group["params"]:
             parameter.requires_grad_(True)
-    fused = next(model.parameters()).device.type == "cuda"
-    return (torch.optim.AdamW if config.decoupled_decay else torch.optim.Adam)(groups, fused=fused or None)
+    kind = torch.optim.AdamW if config.decoupled_decay else torch.optim.Adam
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        return kind(groups)
+    for group in groups:  # a recorded step reads the learning rate from where it was when recorded
+        group["lr"] = torch.tensor(group["lr"], device=device)
+    return kind(groups, fused=True, capturable=True)
 
 
 def _groups(
@@ -84,7 +89,10 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, step: Step, progress: f
     """`progress` is the share of the epoch that is done."""
     factor = lr_factor(step, progress, config)
     for group in optimizer.param_groups:
-        group["lr"] = group["full_lr"] * factor
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(group["full_lr"] * factor)
+        else:
+            group["lr"] = group["full_lr"] * factor
 
 
 def lr_factor(step: Step, progress: float, config: TrainConfig) -> float:

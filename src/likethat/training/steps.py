@@ -16,7 +16,7 @@ from likethat.errors import UserError
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Display
 from likethat.training.choose import embed_sources, start_from_classifier
-from likethat.training.engine import accuracy, classify_images, measure, score_images
+from likethat.training.engine import accuracy, classify_images, measure, mixed_precision, score_images
 from likethat.training.last_layer import solve_last_layer
 from likethat.training.losses import Costs, classifier_costs, leave_source_out, protopnet_costs
 from likethat.training.phases import Step
@@ -53,7 +53,8 @@ def begin_epoch(progress: Progress, step: Step, train: Images, config: Config) -
     """Tied prototypes follow the network: each epoch starts with what it makes of their patches now."""
     if config.train.tie and step.stage != "classifier":
         assert progress.projection is not None
-        embed_sources(progress.model, train, progress.projection)
+        with mixed_precision(train.device):
+            embed_sources(progress.model, train, progress.projection)
 
 
 def end_epoch(progress: Progress, step: Step, val: Images, seconds: float, display: Display) -> None:
@@ -63,11 +64,12 @@ def end_epoch(progress: Progress, step: Step, val: Images, seconds: float, displ
             f"The loss is not finite in {step}: lower the learning rates by a factor of 10 and train again into "
             "another --out; if it recurs, look at the data with `likethat data check`."
         )
-    if step.stage == "classifier":
-        assert progress.plain is not None
-        logits_NK = classify_images(progress.plain, val)
-    else:
-        logits_NK = validation_logits(progress.model, val)
+    with mixed_precision(val.device):  # followed, not relied on: what a model is chosen by is measured exactly
+        if step.stage == "classifier":
+            assert progress.plain is not None
+            logits_NK = classify_images(progress.plain, val)
+        else:
+            logits_NK = validation_logits(progress.model, val)
     measured = measure(logits_NK, val.label_N)
     progress.metrics.append({**asdict(step), "train": means, "val": measured, "seconds": seconds})
     costs = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if name != "accuracy")

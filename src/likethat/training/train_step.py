@@ -1,0 +1,93 @@
+"""One step of gradient descent: on a GPU recorded once and replayed, so that its kernels follow each other unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from likethat.config import AugmentConfig
+from likethat.data.augment import Views, draw_views, show
+from likethat.data.loaders import Images, to_unit
+from likethat.runtime import send
+from likethat.training.engine import mixed_precision
+from likethat.training.losses import Costs
+
+WARM_UP = 3  # steps before the recording, in which CUDA's libraries choose their kernels
+
+
+class TrainStep:
+    """Views of a batch, costs, gradients, update. `costs_of` takes pictures, labels and the images' numbers.
+
+    The recording holds for one stage of training: what is trained, and in which mode, is part of it.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        costs_of: Callable[[Tensor, Tensor, Tensor], Costs],
+        images: Images,
+        config: AugmentConfig,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.optimizer, self.costs_of, self.images, self.config, self.tell = optimizer, costs_of, images, config, tell
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.steps = 0
+        self.recordable = images.device.type == "cuda"
+        self.inputs: list[Tensor] = []
+        self.costs: Costs = {}
+
+    def __call__(self, index_B: Tensor, seed: int) -> Costs:
+        """All randomness of the step (views, dropout) follows from `seed`. Nothing in it waits for the device."""
+        torch.manual_seed(seed)
+        inputs = self._gather(index_B, torch.Generator().manual_seed(seed))
+        if self.recordable and self.steps < WARM_UP:
+            self.steps += 1
+            return self._descend_aside(*inputs)
+        if self.recordable and self.graph is None:
+            self._record(inputs)
+        if self.graph is None:
+            return self._descend(*inputs)
+        for place, value in zip(self.inputs, inputs, strict=True):
+            place.copy_(value)
+        self.graph.replay()
+        return self.costs
+
+    def _gather(self, index_B: Tensor, generator: torch.Generator) -> list[Tensor]:
+        pixel_BHW3, label_B = self.images.raw_batch(index_B)
+        height, width = pixel_BHW3.shape[1:3]
+        views = draw_views(len(index_B), height / width, self.config, generator).to(self.images.device)
+        return [pixel_BHW3, label_B, send(index_B, self.images.device), *vars(views).values()]
+
+    def _descend(self, pixel_BHW3: Tensor, label_B: Tensor, image_B: Tensor, *views: Tensor) -> Costs:
+        x_B3HW = show(to_unit(pixel_BHW3), Views(*views))
+        with mixed_precision(self.images.device):
+            costs = self.costs_of(x_B3HW, label_B, image_B)
+        self.optimizer.zero_grad(set_to_none=True)
+        costs["loss"].backward()
+        self.optimizer.step()
+        return {name: value.detach() for name, value in costs.items()}
+
+    def _descend_aside(self, *inputs: Tensor) -> Costs:
+        """On a stream of its own, as the recording will be."""
+        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            costs = self._descend(*inputs)
+        here.wait_stream(aside)
+        return costs
+
+    def _record(self, inputs: list[Tensor]) -> None:
+        """Recording computes nothing; the first replay is the step itself."""
+        self.inputs = [value.clone() for value in inputs]
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.costs = self._descend(*self.inputs)
+        except RuntimeError as error:  # a backbone that asks the device something in the middle of a step
+            self.recordable = False
+            self.tell(f"note: steps cannot be recorded with this backbone, so they run slower ({error})")
+            return
+        self.graph = graph
