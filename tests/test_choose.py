@@ -25,14 +25,14 @@ def test_leaving_the_source_out_is_the_mean_of_the_class_mates(seed: int, counts
     own_KP = torch.arange(len(counts))[:, None] == torch.tensor(class_P)
     source_P = torch.randint(3, (len(class_P),), generator=generator)
     score_BP = torch.rand(4, len(class_P), generator=generator)
-    image_B = torch.tensor([0, 1, 2, 7])
-    got = leave_source_out(score_BP, image_B, source_P, own_KP)
-    for b, image in enumerate(image_B.tolist()):
+    image_BV = torch.tensor([[0, 0], [1, 1], [2, 0], [7, 1]])
+    got = leave_source_out(score_BP, image_BV, source_P, own_KP)
+    for b, shown in enumerate(image_BV.tolist()):
         for p, k in enumerate(class_P):
             mates = [
-                float(score_BP[b, q]) for q, other in enumerate(class_P) if other == k and int(source_P[q]) != image
+                float(score_BP[b, q]) for q, other in enumerate(class_P) if other == k and int(source_P[q]) not in shown
             ]
-            cut_from_it = int(source_P[p]) == image
+            cut_from_it = int(source_P[p]) in shown
             wanted = sum(mates) / len(mates) if cut_from_it and mates else float(score_BP[b, p])
             assert float(got[b, p]) == pytest.approx(wanted, abs=1e-6)
 

@@ -76,7 +76,7 @@ def solved_from_scratch(run: Path, keep: list[int]) -> tuple[torch.Tensor, float
     class_P = classifier.networks[0].prototype_layer.class_P[keep]
     score_NP, label_N = scores_of(run, "train")
     own_KP = torch.arange(3)[:, None] == class_P
-    fair_NP = leave_source_out(score_NP[:, keep], torch.arange(len(score_NP)), source_P, own_KP)
+    fair_NP = leave_source_out(score_NP[:, keep], torch.arange(len(score_NP))[:, None], source_P, own_KP)
     weight_KP = solve_last_layer(fair_NP, label_N, class_P, 3, lam=settings.l1, ridge=settings.ridge).weight_KP
     val_NP, val_N = scores_of(run, "val")
     guesses = (val_NP[:, keep] @ weight_KP.T).argmax(1).tolist()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from likethat.config import AugmentConfig, resolve
-from likethat.data.augment import augment
+from likethat.data.augment import draw_views, show, shown_images
 from likethat.data.loaders import training_batches
 from likethat.errors import UserError
 from likethat.training.phases import make_plan, start_stage
@@ -47,6 +47,10 @@ def test_paper_decays_everything_but_prototypes_and_ours_spares_vectors() -> Non
         assert not model.last_layer.weight.requires_grad
 
 
+def augment(x: torch.Tensor, config: AugmentConfig, generator: torch.Generator) -> torch.Tensor:
+    return show(x, draw_views(len(x), x.shape[2] / x.shape[3], config, generator))
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 300), st.integers(2, 90), st.integers(1, 3))
 def test_batches_hold_every_image_once_a_view(count: int, batch_size: int, views: int) -> None:
@@ -72,7 +76,7 @@ def test_augmentation_is_fresh_reproducible_and_leaves_no_black_corner(preset: s
     assert first.max() <= 1
 
 
-STILL = AugmentConfig(rotation=0, skew=0, shear=0, distortion=0, flip=0, zoom=1, jitter=0, erase=0)
+STILL = AugmentConfig(rotation=0, skew=0, shear=0, distortion=0, flip=0, zoom=1, jitter=0, erase=0, cutmix=0)
 
 
 def test_flip_mirrors_the_picture_exactly() -> None:
@@ -99,6 +103,19 @@ def test_an_erased_view_has_one_gray_hole_of_the_stated_size() -> None:
     assert (views[views < 0.9] == 0.5).all()
     assert (share > 0).all()
     assert float(share.max()) < 0.22
+
+
+def test_a_piece_comes_from_the_picture_before_and_is_told() -> None:
+    """Each picture is of one brightness, so a view tells by its pixels which images it shows."""
+    x = (torch.arange(40) / 40)[:, None, None, None].expand(40, 3, 64, 64)
+    views = draw_views(40, 1.0, replace(STILL, cutmix=0.5), torch.Generator().manual_seed(0))
+    shown = [{round(40 * float(value)) for value in view.unique()} for view in show(x, views)]
+    told = shown_images(torch.arange(40), views)
+    assert [set(images) for images in told.tolist()] == shown
+    assert 10 < sum(len(images) == 2 for images in shown) < 30
+    covered = (show(x, views)[:, 0] != x[:, 0]).float().mean((1, 2))
+    assert float(covered.max()) < 0.55
+    assert float(covered.max()) > 0.3
 
 
 def test_rotation_keeps_shapes_in_pictures_that_are_not_square() -> None:

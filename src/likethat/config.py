@@ -31,7 +31,7 @@ class ModelConfig:
     weights: str = _option("pretrained", "backbone weights: pretrained, none, or a safetensors or .pth file")
     input_size: tuple[int, int] = _option((224, 224), "height and width pictures are resized to")
     add_on: str = _option("linear", "layers between backbone and prototypes", ("regular", "bottleneck", "linear"))
-    latent_width: int = _option(128, "channels D of the latent map")
+    latent_width: int = _option(512, "channels D of the latent map; with --add-on linear no more than the backbone has")
     prototypes_per_class: int = _option(10, "prototypes of each class")
     prototype_shape: tuple[int, int] = _option((1, 1), "height and width of a prototype in the latent map")
     similarity: str = _option("cosine", "function of the distance that scores a patch", ("log", "linear", "cosine"))
@@ -50,6 +50,9 @@ class AugmentConfig:
     zoom: float = _option(0.7, "smallest share of the sides that a view shows; 1 shows the whole picture")
     jitter: float = _option(0.3, "largest relative change of brightness, contrast and saturation")
     erase: float = _option(0.25, "chance of a gray hole in a view")
+    cutmix: float = _option(
+        0.5, "chance, in joint training with --distillation 1, that a piece of another picture covers part of a view"
+    )
 
 
 @dataclass(frozen=True)
@@ -63,22 +66,22 @@ class TrainConfig:
     )
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
     joint_epochs: tuple[int, ...] = _option(
-        (30,), "epochs of joint training before each projection, one number a cycle"
+        (10, 20), "epochs of joint training before each projection, one number a cycle"
     )
     telling: float = _option(0.2, "share of an image's patches, the most telling ones, that may become prototypes")
     norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
     tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
     classifier_lr: float = _option(2e-4, "learning rate of the backbone in the classifier stage")
     head_lr: float = _option(2e-3, "learning rate of the plain classifier's linear layer")
-    backbone_lr: float = _option(5e-5, "learning rate of the backbone in the joint stage")
-    add_on_lr: float = _option(1e-4, "learning rate of the add-on layers")
+    backbone_lr: float = _option(2e-4, "learning rate of the backbone in the joint stage")
+    add_on_lr: float = _option(4e-4, "learning rate of the add-on layers")
     prototype_lr: float = _option(3e-3, "learning rate of prototypes that are not tied")
     lr_step: int = _option(0, "joint epochs after which learning rates fall to a tenth; 0 for a cosine to zero")
     warm_up: float = _option(0.08, "share of a stage in which the cosine's learning rate rises")
     weight_decay: float = _option(0.05, "weight decay of backbone, add-on layers and linear layer")
     decoupled_decay: bool = _option(True, "AdamW's weight decay instead of Adam's")
     label_smoothing: float = _option(0.1, "share of the target spread over all classes")
-    distillation: float = _option(0.5, "share of the cross entropy taken against the plain classifier's probabilities")
+    distillation: float = _option(1.0, "share of the cross entropy taken against the plain classifier's probabilities")
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
@@ -116,7 +119,7 @@ def paper(backbone: str) -> Config:
             own_weight=1.0,
             other_weight=-0.5,
         ),
-        augment=AugmentConfig(skew=0.2, distortion=0.0, compose=False, zoom=1.0, jitter=0.0, erase=0.0),
+        augment=AugmentConfig(skew=0.2, distortion=0.0, compose=False, zoom=1.0, jitter=0.0, erase=0.0, cutmix=0.0),
         train=TrainConfig(
             views=30,
             classifier_epochs=0,
@@ -277,6 +280,12 @@ def _check(config: Config) -> None:
         (0 < config.augment.zoom <= 1, "--zoom must lie between 0 and 1"),
         (0 <= config.augment.jitter < 1, "--jitter must lie between 0 and 1"),
         (0 <= config.augment.erase <= 1, "--erase must lie between 0 and 1"),
+        (0 <= config.augment.cutmix <= 1, "--cutmix must lie between 0 and 1"),
+        # A picture pieced together has no label of its own; the plain classifier's probabilities fit it all the same.
+        (
+            config.augment.cutmix == 0 or (config.train.distillation == 1 and config.train.has_classifier),
+            "--cutmix needs --distillation 1 and a plain classifier; pass --cutmix 0",
+        ),
     ]
     for holds, sentence in rules:
         if not holds:

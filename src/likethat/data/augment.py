@@ -14,6 +14,7 @@ from likethat.runtime import send
 
 GRID = 4  # control points of the elastic distortion along each side
 ERASED_AREA = (0.02, 0.2)  # share of the picture that a hole covers
+PIECE_AREA = (0.0, 0.5)  # share of the picture that a piece of another covers
 
 
 @dataclass(frozen=True)
@@ -24,32 +25,38 @@ class Views:
     bend_B2GG: Tensor
     factor_B3: Tensor  # of brightness, contrast and saturation
     hole_B4: Tensor  # y and x of its centre, half its height and width, in [-1, 1]
+    piece_B4: Tensor  # likewise; what the batch's picture before shows there
 
     def to(self, device: torch.device) -> Views:
         return Views(*(send(value, device) for value in vars(self).values()))
 
 
-def augment(x_B3HW: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """A fresh view of each picture."""
-    batch, _, height, width = x_B3HW.shape
-    return show(x_B3HW, draw_views(batch, height / width, config, generator).to(x_B3HW.device))
-
-
 def draw_views(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> Views:
     warp_B33, bend_B2GG = draw_warps(batch, aspect, config, generator)
     factor_B3 = 1 + _uniform((batch, 3), config.jitter, generator)
-    return Views(warp_B33, bend_B2GG, factor_B3, _draw_holes(batch, config.erase, generator))
+    hole_B4 = _draw_rectangles(batch, config.erase, ERASED_AREA, generator)
+    piece_B4 = _draw_rectangles(batch, config.cutmix, PIECE_AREA, generator)
+    piece_B4[:, :2] *= 1 - piece_B4[:, 2:]  # wholly inside the picture
+    return Views(warp_B33, bend_B2GG, factor_B3, hole_B4, piece_B4)
 
 
 def show(x_B3HW: Tensor, views: Views) -> Tensor:
-    """Warps, recolours and pierces each picture.
+    """Warps, recolours and pierces each picture, and covers a part of some with a piece of another.
 
     All warps are one sampling grid, so pixels are interpolated once. Corners are filled by reflection, not black.
     """
     height, width = x_B3HW.shape[2:]
     grid_BHW2 = _sampling_grid(views.warp_B33, views.bend_B2GG, height, width)
     x_B3HW = F.grid_sample(x_B3HW, grid_BHW2, mode="bilinear", padding_mode="reflection", align_corners=False)
-    return _pierce(recolour(x_B3HW, views.factor_B3), views.hole_B4)
+    x_B3HW = recolour(x_B3HW, views.factor_B3)
+    x_B3HW = x_B3HW.masked_fill(_inside(views.hole_B4, height, width), 0.5)
+    return torch.where(_inside(views.piece_B4, height, width), x_B3HW.roll(1, 0), x_B3HW)
+
+
+def shown_images(image_B: Tensor, views: Views) -> Tensor:
+    """The numbers of the one or two images that each view shows, as B, 2."""
+    pieced_B = views.piece_B4[:, 2] > 0
+    return torch.stack([image_B, torch.where(pieced_B, image_B.roll(1), image_B)], 1)
 
 
 def draw_warps(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -149,9 +156,9 @@ def recolour(x_B3HW: Tensor, factor_B3: Tensor) -> Tensor:
     return (gray_B1HW + (x_B3HW - gray_B1HW) * saturation).clamp(0, 1)
 
 
-def _draw_holes(batch: int, chance: float, generator: torch.Generator) -> Tensor:
-    """Holes in some pictures, so that no part alone decides."""
-    low, high = ERASED_AREA
+def _draw_rectangles(batch: int, chance: float, area: tuple[float, float], generator: torch.Generator) -> Tensor:
+    """Centre and half sides of a rectangle; of no size where the picture is to have none."""
+    low, high = area
     area_B = low + (high - low) * torch.rand(batch, generator=generator)
     stretch_B = torch.exp(_uniform(batch, 0.7, generator))
     half_B2 = torch.stack([(area_B * stretch_B).sqrt(), (area_B / stretch_B).sqrt()], 1)
@@ -160,9 +167,9 @@ def _draw_holes(batch: int, chance: float, generator: torch.Generator) -> Tensor
     return torch.cat([centre_B2, half_B2], 1)
 
 
-def _pierce(x_B3HW: Tensor, hole_B4: Tensor) -> Tensor:
-    """Gray where the holes are."""
-    y_HW, x_HW = _coordinates(x_B3HW.shape[2], x_B3HW.shape[3], x_B3HW.device)
-    y_B11, x_B11, half_y_B11, half_x_B11 = hole_B4[:, :, None, None].unbind(1)
-    hole_BHW = ((y_HW - y_B11).abs() < half_y_B11) & ((x_HW - x_B11).abs() < half_x_B11)
-    return x_B3HW.masked_fill(hole_BHW[:, None], 0.5)
+def _inside(rectangle_B4: Tensor, height: int, width: int) -> Tensor:
+    """True for the pixels of each picture's rectangle, as B, 1, H, W."""
+    y_HW, x_HW = _coordinates(height, width, rectangle_B4.device)
+    y_B11, x_B11, half_y_B11, half_x_B11 = rectangle_B4[:, :, None, None].unbind(1)
+    inside_BHW = ((y_HW - y_B11).abs() < half_y_B11) & ((x_HW - x_B11).abs() < half_x_B11)
+    return inside_BHW[:, None]

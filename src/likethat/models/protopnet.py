@@ -36,7 +36,9 @@ class ProtoPNet(nn.Module):
     def __init__(self, backbone: Backbone, config: ModelConfig, prototypes_of_class: list[int]) -> None:
         super().__init__()
         self.backbone = backbone
-        self.add_on = create_add_on(config.add_on, backbone.channels, config.latent_width)
+        # A linear map into more channels than there are would only repeat them.
+        width_D = min(config.latent_width, backbone.channels) if config.add_on == "linear" else config.latent_width
+        self.add_on = create_add_on(config.add_on, backbone.channels, width_D)
         height, width = backbone.map_size
         h, w = config.prototype_shape
         if h > height or w > width:
@@ -45,7 +47,7 @@ class ProtoPNet(nn.Module):
                 "use a smaller --prototype-shape or a larger --input-size."
             )
         class_of_prototype = [k for k, count in enumerate(prototypes_of_class) for _ in range(count)]
-        self.prototype_layer = PrototypeLayer(class_of_prototype, config.latent_width, (h, w), config.similarity)
+        self.prototype_layer = PrototypeLayer(class_of_prototype, width_D, (h, w), config.similarity)
         self.last_layer = nn.Linear(len(class_of_prototype), len(prototypes_of_class), bias=False)
         reset_last_layer(self, config.own_weight, config.other_weight)
 
@@ -97,8 +99,6 @@ def create_add_on(kind: str, channels: int, width: int) -> nn.Sequential:
             layers.append(nn.ReLU() if following > width else nn.Sigmoid())
             current = following
     else:
-        if width > channels:
-            raise UserError(f"--latent-width {width} exceeds the backbone's {channels} channels; lower it.")
         layers = [nn.Conv2d(channels, width, 1)]
     for layer in layers:
         if isinstance(layer, nn.Conv2d):

@@ -136,8 +136,8 @@ def calibrate(model: ProtoPNet, images: Images, source_P: Tensor) -> None:
     look at a prototype cut from it; no other connections. Smoothed labels keep separable images from asking for an
     ever larger sum."""
     own_KP = model.own_KP
-    index_N = torch.arange(len(images), device=images.device)
-    score_NP = leave_source_out(score_images(model, images), index_N, source_P, own_KP)
+    image_N1 = torch.arange(len(images), device=images.device)[:, None]
+    score_NP = leave_source_out(score_images(model, images), image_N1, source_P, own_KP)
     mean_KP = own_KP / own_KP.sum(1, keepdim=True)
     entropy = {
         scale: float(F.cross_entropy(scale * score_NP @ mean_KP.T, images.label_N, label_smoothing=SMOOTHING))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +111,12 @@ def follow_plan(
 
 
 def _make_step(progress: Progress, step: Step, train: Images, config: Config, display: Display) -> TrainStep:
-    def costs_of(x_B3HW: Tensor, label_B: Tensor, image_B: Tensor) -> dict[str, Tensor]:
-        return steps.costs_of_step(progress, step, config, x_B3HW, label_B, image_B)
+    def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> dict[str, Tensor]:
+        return steps.costs_of_step(progress, step, config, x_B3HW, label_B, image_BV)
 
     optimizer = progress.optimizer_for(step.stage, config.train)
-    return TrainStep(optimizer, costs_of, train, config.augment, display.line)
+    augment = config.augment if step.stage == "joint" else replace(config.augment, cutmix=0.0)
+    return TrainStep(optimizer, costs_of, train, augment, display.line)
 
 
 def _train_epoch(

@@ -27,13 +27,13 @@ def distillation_cost(logits_BK: Tensor, teacher_logits_BK: Tensor) -> Tensor:
     return F.kl_div(logits_BK.log_softmax(1), teacher_logits_BK.log_softmax(1), reduction="batchmean", log_target=True)
 
 
-def leave_source_out(score_BP: Tensor, image_B: Tensor, source_P: Tensor, own_KP: Tensor) -> Tensor:
+def leave_source_out(score_BP: Tensor, image_BV: Tensor, source_P: Tensor, own_KP: Tensor) -> Tensor:
     """On the very image it was cut from, a prototype's score says nothing; it gets the mean of its class mates.
 
-    `image_B` and `source_P` are numbers of training images. Where all prototypes of a class come from that image,
-    they keep their scores.
+    `image_BV` (the V images that each picture shows) and `source_P` are numbers of training images. Where all
+    prototypes of a class come from those images, they keep their scores.
     """
-    other_BP = source_P[None] != image_B[:, None]
+    other_BP = (source_P[None, None] != image_BV[:, :, None]).all(1)
     member_KP = own_KP.to(score_BP)
     total_BK = (score_BP * other_BP) @ member_KP.T
     count_BK = other_BP.to(score_BP) @ member_KP.T

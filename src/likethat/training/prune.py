@@ -38,8 +38,8 @@ class CachedScores:
         if self.source_P is None:
             return self.score_NP
         own_KP = torch.arange(self.num_classes, device=self.class_P.device)[:, None] == self.class_P
-        image_N = torch.arange(len(self.score_NP), device=self.score_NP.device)
-        return leave_source_out(self.score_NP, image_N, self.source_P, own_KP)
+        image_N1 = torch.arange(len(self.score_NP), device=self.score_NP.device)[:, None]
+        return leave_source_out(self.score_NP, image_N1, self.source_P, own_KP)
 
 
 def own_neighbours(image_Pk: Tensor, label_N: Tensor, class_P: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ from likethat.training.state import Progress
 
 
 def costs_of_step(
-    progress: Progress, step: Step, config: Config, x_B3HW: Tensor, label_B: Tensor, image_B: Tensor
+    progress: Progress, step: Step, config: Config, x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor
 ) -> Costs:
-    """The costs of one batch, with its accuracy; `image_B` are the numbers of the training images."""
+    """The costs of one batch, with its accuracy; `image_BV` are the numbers of the training images it shows."""
     settings, model = config.train, progress.model
     if step.stage == "classifier":
         assert progress.plain is not None
@@ -38,7 +38,7 @@ def costs_of_step(
         if settings.tie:
             assert progress.projection is not None
             with torch.autocast(x_B3HW.device.type, enabled=False):
-                score_BP = leave_source_out(output.score_BP, image_B, progress.projection.image_P, own_KP)
+                score_BP = leave_source_out(output.score_BP, image_BV, progress.projection.image_P, own_KP)
                 output = replace(output, logits_BK=model.last_layer(score_BP))
         teacher_logits_BK = None
         if settings.distillation and progress.plain is not None:
@@ -124,8 +124,8 @@ def optimise_last_layer(
         score_NP = score_images(model, train, advance)
     if config.train.tie:
         assert progress.projection is not None
-        image_N = torch.arange(len(train), device=train.device)
-        score_NP = leave_source_out(score_NP, image_N, progress.projection.image_P, model.own_KP)
+        image_N1 = torch.arange(len(train), device=train.device)[:, None]
+        score_NP = leave_source_out(score_NP, image_N1, progress.projection.image_P, model.own_KP)
     solution = solve_last_layer(
         score_NP,
         train.label_N,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from likethat.config import AugmentConfig
-from likethat.data.augment import Views, draw_views, show
+from likethat.data.augment import Views, draw_views, show, shown_images
 from likethat.data.loaders import Images, to_unit
 from likethat.runtime import send
 from likethat.training.engine import mixed_precision
@@ -18,7 +18,8 @@ WARM_UP = 3  # steps before the recording, in which CUDA's libraries choose thei
 
 
 class TrainStep:
-    """Views of a batch, costs, gradients, update. `costs_of` takes pictures, labels and the images' numbers.
+    """Views of a batch, costs, gradients, update. `costs_of` takes pictures, labels and the numbers of the images that
+    each picture shows.
 
     The recording holds for one stage of training: what is trained, and in which mode, is part of it.
     """
@@ -61,9 +62,10 @@ class TrainStep:
         return [pixel_BHW3, label_B, send(index_B, self.images.device), *vars(views).values()]
 
     def _descend(self, pixel_BHW3: Tensor, label_B: Tensor, image_B: Tensor, *views: Tensor) -> Costs:
-        x_B3HW = show(to_unit(pixel_BHW3), Views(*views))
+        drawn = Views(*views)
+        x_B3HW = show(to_unit(pixel_BHW3), drawn)
         with mixed_precision(self.images.device):
-            costs = self.costs_of(x_B3HW, label_B, image_B)
+            costs = self.costs_of(x_B3HW, label_B, shown_images(image_B, drawn))
         self.optimizer.zero_grad(set_to_none=True)
         costs["loss"].backward()
         self.optimizer.step()
