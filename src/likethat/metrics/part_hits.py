@@ -19,6 +19,12 @@ def parts_in_region(reading: Reading, image_S: Tensor, prototype_S: Tensor, part
     return (offset_SQ2 <= HALF_REGION).all(2)
 
 
+def own_parts(batch: Batch) -> Tensor:
+    """The same for all prototypes of each image's own class, as `batch.own_pairs` lists them."""
+    assert batch.part_BQ4 is not None
+    return parts_in_region(batch.clean, *batch.own_pairs, batch.part_BQ4)
+
+
 class PartHits:
     """Counts over all images seen; both are P x Q."""
 
@@ -30,7 +36,7 @@ class PartHits:
     def collect(self, batch: Batch) -> None:
         assert batch.part_BQ4 is not None
         image_S, prototype_S = batch.own_pairs
-        inside_SQ = parts_in_region(batch.clean, image_S, prototype_S, batch.part_BQ4)
+        inside_SQ = batch.once("own parts", own_parts)
         visible_SQ = ~batch.part_BQ4[image_S, :, 0].isnan()
         self.hit_PQ.index_add_(0, prototype_S.cpu(), inside_SQ.cpu().long())
         self.visible_PQ.index_add_(0, prototype_S.cpu(), visible_SQ.cpu().long())

@@ -13,6 +13,7 @@ network that finds the part but draws its box beside it scores low.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -62,7 +63,9 @@ class Purity(Metric):
         if batch.part_BQ4 is not None:
             self.part_NQ4[batch.index_B] = batch.part_BQ4.cpu()
 
+    @cached_property
     def purity_P(self) -> Tensor:
+        """Of all prototypes, once all images are seen."""
         assert self.subject.parts is not None
         found = []
         for network, search in zip(self.subject.classifier.networks, self.searches, strict=True):
@@ -77,10 +80,10 @@ class Purity(Metric):
     def figures(self) -> list[Figure]:
         if self.subject.parts is None:
             return [ABOUT.absent(NO_PARTS)]
-        purity_P = self.purity_P()
+        purity_P = self.purity_P
         count = int((~purity_P.isnan()).sum())
         nearest = min(NEAREST, len(self.subject.samples))
         return [ABOUT.mean(purity_P, f"{nearest} nearest test patches of {count} prototypes")]
 
     def by_prototype(self) -> Mapping[str, Tensor]:
-        return {} if self.subject.parts is None else {"purity": self.purity_P()}
+        return {} if self.subject.parts is None else {"purity": self.purity_P}

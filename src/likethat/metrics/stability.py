@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from likethat.metrics.figure import HIGHER, About, Figure
-from likethat.metrics.part_hits import NO_PARTS, parts_in_region
+from likethat.metrics.part_hits import NO_PARTS, own_parts, parts_in_region
 from likethat.metrics.sweep import Batch, Metric, Subject
 
 ABOUT = About("stability", HIGHER, "parts", "Huang et al. 2023")
@@ -35,12 +35,10 @@ class Stability(Metric):
             return
         image_S, prototype_S = batch.own_pairs
         known_S = (~batch.part_BQ4[..., 0].isnan()).any(1)[image_S]
-        image_S, prototype_S = image_S[known_S], prototype_S[known_S]
-        clean_SQ, noisy_SQ = (
-            parts_in_region(reading, image_S, prototype_S, batch.part_BQ4) for reading in (batch.clean, batch.noisy)
-        )
-        self.same_P.index_add_(0, prototype_S.cpu(), (clean_SQ == noisy_SQ).all(1).cpu().long())
-        self.count_P += prototype_S.cpu().bincount(minlength=len(self.count_P))
+        noisy_SQ = parts_in_region(batch.noisy, image_S, prototype_S, batch.part_BQ4)
+        same_S = (batch.once("own parts", own_parts) == noisy_SQ).all(1) & known_S
+        self.same_P += prototype_S[same_S].cpu().bincount(minlength=len(self.same_P))
+        self.count_P += prototype_S[known_S].cpu().bincount(minlength=len(self.count_P))
 
     def share_P(self) -> Tensor:
         return torch.where(self.count_P > 0, self.same_P.double() / self.count_P, torch.nan)
