@@ -153,6 +153,29 @@ def test_what_does_not_depend_on_single_pixels_outlives_jpeg_and_noise() -> None
 # --- inside and outside the box ---------------------------------------------------------------------------------
 
 
+class Shifted(Local):
+    """A backbone whose cells see what lies an eighth of the picture further right and a sixteenth further up."""
+
+    name = "shifted"
+
+    def forward(self, x_B3HW: Tensor) -> Tensor:
+        return super().forward(x_B3HW.roll((SIDE // 16, -SIDE // 8), (2, 3)))
+
+
+def test_what_a_cell_sees_is_found_beside_its_box_where_the_network_shifts_it() -> None:
+    network = colour_network(Shifted(), [(0.9, 0.1, 0.1), (0.1, 0.9, 0.1)], [0, 1], OWN_2)
+    x_B3HW = painted({(1, 1): RED}, {(2, 1): GREEN}, {(1, 2): RED}, {(2, 2): GREEN}).roll(
+        (-SIDE // 16, SIDE // 8), (2, 3)
+    )
+    offsets = {}
+    for batch in (picture_batch(network, x_B3HW, [0, 1, 0, 1]), red_and_green(Local())):
+        metric = ReceptiveField(batch.subject)
+        metric.collect(batch)
+        offsets[batch.subject.classifier.networks[0].backbone.name] = [f.value for f in metric.figures()[1:]]
+    assert offsets["shifted"] == pytest.approx([1 / 8, -1 / 16], abs=0.01)
+    assert offsets["local"] == pytest.approx([0, 0], abs=0.01)
+
+
 def test_an_attack_outside_the_box_cannot_touch_a_network_that_sees_cells_only() -> None:
     batch = red_and_green(Local())
     metric = Misalignment(batch.subject)
