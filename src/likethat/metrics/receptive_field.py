@@ -23,7 +23,7 @@ from likethat.metrics.sweep import Batch, Metric, Subject
 GROUP = "inside and outside the box"
 ABOUT = About("gradient energy inside the box", HIGHER, GROUP, "this project")
 OFFSETS = tuple(
-    About(f"gradient centre, {where} the box's", NEITHER, GROUP, "this project", unit="sides of the picture")
+    About(f"gradient centre {where} the middle", NEITHER, GROUP, "this project", unit="sides of the picture")
     for where in ("right of", "below")
 )
 
