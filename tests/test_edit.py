@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import DEFAULT, TINY, make_tiny_birds
+from runs import DEFAULT, PAPER, TINY, make_tiny_birds
 
 from likethat import run_dir
 from likethat.classifier import load
@@ -24,7 +24,7 @@ from likethat.explaining.explanation import explain
 from likethat.run_data import open_run_data
 from likethat.training import latents as latents_module
 from likethat.training.engine import score_images
-from likethat.training.last_layer import solve_last_layer
+from likethat.training.last_layer import kkt_residual, solve_last_layer
 from likethat.training.losses import leave_source_out
 
 ROGUE = "<script>alert('crown')</script> & \"red\" [/b]"
@@ -200,6 +200,34 @@ def test_a_new_prototype_is_the_patch_it_names(run: Path, edited: Path, capsys: 
     assert {path.name for path in (edited / "prototypes").iterdir()} == {
         Path(name).name for prototype in after.prototypes for name in (prototype.crop, prototype.source)
     }
+
+
+def test_prototypes_of_the_paper_with_a_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Free prototypes of two cells under the log similarity, where nothing is left out of training."""
+    birds, run, out = make_tiny_birds(tmp_path / "birds"), tmp_path / "run", tmp_path / "out"
+    assert main(["train", str(birds), "--out", str(run), *PAPER, "--prototype-shape", "2x1"]) == 0
+    assert main(["edit", str(run), "--replace", "4", "--ban", "0", "--out", str(out), "--device", "cpu"]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(out), "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["max_error"] < 1e-5
+    classifier, settings = load(out, "cpu"), run_dir.read_record(out).config.train
+    score_NP, label_N = scores_of(out, "train")
+    class_P = classifier.networks[0].prototype_layer.class_P
+    problem = (classifier.weight_KP, score_NP, label_N, class_P)
+    assert kkt_residual(*problem, lam=settings.l1, ridge=settings.ridge) < 1e-4
+    assert main(["certify", str(out)]) == 0
+
+
+def test_a_merged_prototype_keeps_a_name(editor: Editor) -> None:
+    editor.name(5, "tail")
+    editor.merge([3, 5, 4])
+    assert [p.name for p in editor.classifier.prototypes] == [None, None, None, "tail", None, None, None]
+    assert [p.id for p in editor.classifier.prototypes] == [0, 1, 2, 3, 6, 7, 8]
+    assert str(editor.history[-1]) == "merged 5, 4 into 3"
+    editor.name(3, "")
+    assert {p.name for p in editor.classifier.prototypes} == {None}
+    with pytest.raises(UserError, match="at least one"):
+        editor.ban([])
 
 
 def test_the_history_says_who_when_and_why(run: Path, edited: Path) -> None:

@@ -104,7 +104,9 @@ class Editor:
 
     def ban(self, prototypes: int | Sequence[int], *, why: str = "", who: str | None = None) -> Edit:
         """Takes prototypes out of the model."""
-        numbers = [prototypes] if isinstance(prototypes, int) else list(prototypes)
+        numbers = [prototypes] if isinstance(prototypes, int) else list(dict.fromkeys(prototypes))
+        if not numbers:
+            raise UserError("Banning takes a prototype or more; name at least one.")
         return self._remove(BAN, numbers, numbers, why, who)
 
     def merge(self, prototypes: Sequence[int], *, why: str = "", who: str | None = None) -> Edit:

@@ -175,21 +175,22 @@ def _write(network: ProtoPNet, path: Path, format: str, document: str) -> None:
     model = Exported(copy.deepcopy(network).to(memory_format=torch.contiguous_format)).eval()
     example = torch.zeros(2, 3, *network.backbone.input_size)  # one picture would fix the batch at one
     shapes = {"pictures": {0: torch.export.Dim("batch")}}
-    with torch.no_grad(), _quiet():
-        if format == "torch":
+    try:
+        with torch.no_grad(), _quiet():
             program = torch.export.export(model, (example,), dynamic_shapes=shapes)
-            with path.open("wb") as file:
-                torch.export.save(program, file, extra_files={f"{METADATA}.json": document})
-            return
-        exported = torch.onnx.export(
-            model,
-            (example,),
-            input_names=[INPUT],
-            output_names=list(OUTPUTS),
-            dynamic_shapes=shapes,
-            dynamo=True,
-            verbose=False,
-        )
+            if format == "torch":
+                with path.open("wb") as file:
+                    torch.export.save(program, file, extra_files={f"{METADATA}.json": document})
+                return
+            names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(OUTPUTS)}
+            exported = torch.onnx.export(program, (), **names, dynamo=True, verbose=False)
+    except OSError:
+        raise
+    except Exception as error:  # the exporters raise many kinds; each means that they do not know some operation
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"torch cannot export {network.backbone.name} as {format} ({reason}); try the other --format."
+        ) from error
     assert exported is not None
     proto = exported.model_proto
     entry = proto.metadata_props.add()

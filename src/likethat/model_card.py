@@ -69,7 +69,7 @@ connections, and there is nothing else in the model.
 ```python
 import likethat
 
-model = likethat.Classifier.from_pretrained("{name}")
+model = likethat.Classifier.from_pretrained({json.dumps(name)})
 print(model.predict("picture.jpg"))
 likethat.explain(model, "picture.jpg").save("why.html")
 ```"""
