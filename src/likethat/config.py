@@ -93,6 +93,9 @@ class TrainConfig:
         return self.classifier_epochs > 0 or self.from_classifier != ""
 
 
+# Options with a default that changes training, which runs of earlier versions lack: what those were trained with.
+CAME_LATER = {"cutmix": 0.0}
+
 SECTIONS = {"data": DataConfig, "model": ModelConfig, "augment": AugmentConfig, "train": TrainConfig}
 
 
@@ -183,7 +186,7 @@ def from_dict(saved: dict[str, Any]) -> Config:
     """A configuration as `Config.to_dict` gave it, perhaps through JSON."""
     # A run of an earlier version lacks the options that came later.
     values = {name: saved[section][name] for name, (section, _, _) in options().items() if name in saved[section]}
-    return resolve(saved["preset"], **values)
+    return resolve(saved["preset"], **{**CAME_LATER, **values})
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
