@@ -56,12 +56,23 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def recipes(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Options of runs: both presets, a width that the run chooses, a classifier that is given."""
+    plain = tmp_path_factory.mktemp("plain") / "run"
+    likethat("baseline", birds, "--out", plain, *DEFAULT)
+    auto = [*DEFAULT, "--backbone", "test_efficientnet", "--latent-width", "auto"]
+    return {"default": DEFAULT, "paper": PAPER, "auto": auto, "given": [*DEFAULT, "--from-classifier", str(plain)]}
+
+
+@pytest.fixture(scope="module")
+def finished(
+    birds: Path, recipes: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, str]]:
     """What uninterrupted runs end as."""
     folder = tmp_path_factory.mktemp("finished")
-    for name, options in (("default", DEFAULT), ("paper", PAPER)):
+    for name, options in recipes.items():
         likethat("train", birds, "--out", folder / name, *options)
-    return {name: contents(folder / name) for name in ("default", "paper")}
+    return {name: contents(folder / name) for name in recipes}
 
 
 def contents(run: Path) -> dict[str, str]:
@@ -89,7 +100,7 @@ def test_same_seed_same_bits_other_seed_other_bits(
 
 
 @pytest.mark.parametrize(
-    ("preset", "stage", "count", "save_every"),
+    ("recipe", "stage", "count", "save_every"),
     [
         ("default", "classifier", 4, 0),  # in the second epoch, saved after every batch
         ("default", "classifier", 2, 1000),  # before anything was saved
@@ -103,20 +114,23 @@ def test_same_seed_same_bits_other_seed_other_bits(
         ("paper", "joint", 6, 1000),
         ("paper", "project", 1, 1000),
         ("paper", "last_layer", 2, 1000),
+        ("auto", "joint", 2, 1000),  # saved
+        ("auto", "report", 1, 1000),  # in the configuration too
+        ("given", "choose", 1, 1000),  # before anything was saved
     ],
 )
 def test_killed_anywhere_it_ends_the_same(
     birds: Path,
     tmp_path: Path,
+    recipes: dict[str, list[str]],
     finished: dict[str, dict[str, str]],
-    preset: str,
+    recipe: str,
     stage: str,
     count: int,
     save_every: int,
 ) -> None:
     run = tmp_path / "run"
-    options = DEFAULT if preset == "default" else PAPER
-    train = ["train", str(birds), "--out", str(run), *options]
+    train = ["train", str(birds), "--out", str(run), *recipes[recipe]]
     killed = subprocess.run(
         [sys.executable, "-c", KILLER, stage, str(count), str(save_every), *train],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -125,7 +139,7 @@ def test_killed_anywhere_it_ends_the_same(
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     likethat(*train, "--resume")
-    assert contents(run) == finished[preset]
+    assert contents(run) == finished[recipe]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

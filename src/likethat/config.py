@@ -6,15 +6,20 @@ import dataclasses
 import tomllib
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
 
+AUTO_WIDTH = -1  # of the latent map: the run chooses it by cross-validation
+NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})
 
-def _option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices})
+
+def _option(default: Any, text: str, choices: tuple[str, ...] = (), words: Mapping[str, Any] = NO_WORDS) -> Any:
+    """`words` may be written for values that say nothing by themselves."""
+    return field(default=default, metadata={"help": text, "choices": choices, "words": words})
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,12 @@ class ModelConfig:
     weights: str = _option("pretrained", "backbone weights: pretrained, none, or a safetensors or .pth file")
     input_size: tuple[int, int] = _option((224, 224), "height and width pictures are resized to")
     add_on: str = _option("linear", "layers between backbone and prototypes", ("regular", "bottleneck", "linear"))
-    latent_width: int = _option(512, "channels D of the latent map; with --add-on linear no more than the backbone has")
+    latent_width: int = _option(
+        512,
+        "channels D of the latent map, with --add-on linear no more than the backbone has; auto: 128, 256 or 512 by "
+        "cross-validation",
+        words={"auto": AUTO_WIDTH},
+    )
     prototypes_per_class: int = _option(10, "prototypes of each class")
     prototype_shape: tuple[int, int] = _option((1, 1), "height and width of a prototype in the latent map")
     similarity: str = _option("cosine", "function of the distance that scores a patch", ("log", "linear", "cosine"))
@@ -176,6 +186,7 @@ def resolve(preset: str = "default", file: Path | None = None, **overrides: Any)
         if name not in known:
             raise UserError(f"There is no option called '{name}'; `likethat train --help` lists them.")
         section, entry, kind = known[name]
+        value = entry.metadata["words"].get(value, value) if isinstance(value, str) else value
         value = coerce(name, value, kind, entry.metadata["choices"])
         config = replace(config, **{section: replace(getattr(config, section), **{name: value})})
     _check(config)
@@ -263,7 +274,15 @@ def _check(config: Config) -> None:
         (len(config.train.joint_epochs) > 0, "--joint-epochs needs at least one number"),
         (all(epochs >= 0 for epochs in config.train.joint_epochs), "--joint-epochs must not be negative"),
         (config.model.prototypes_per_class >= 1, "--prototypes-per-class must be at least 1"),
-        (config.model.latent_width >= 1, "--latent-width must be at least 1"),
+        (
+            config.model.latent_width >= 1 or config.model.latent_width == AUTO_WIDTH,
+            "--latent-width must be at least 1, or auto",
+        ),
+        (
+            config.model.latent_width != AUTO_WIDTH or config.train.has_classifier,
+            "--latent-width auto compares widths by a plain classifier's patches (--classifier-epochs, "
+            "--from-classifier); without one, name a number",
+        ),
         (min(config.model.prototype_shape) >= 1, "--prototype-shape must be at least 1"),
         (min(config.model.input_size) >= 16, "--input-size must be at least 16"),
         (0 < config.data.val_fraction < 1, "--val-fraction must lie between 0 and 1"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from likethat import run_dir
 from likethat.calibration import calibrate, write_calibration
 from likethat.checkpoint import save_tensors
 from likethat.classifier import Classifier, load
-from likethat.config import Config, resolve
+from likethat.config import AUTO_WIDTH, Config, resolve
 from likethat.data.cache import LoadedDataSet, load_dataset
 from likethat.data.dataset import DataSet, fingerprint, open_dataset
 from likethat.data.loaders import Images, hold
@@ -94,7 +94,15 @@ def train(
         observe = tensorboard_observer(out) if tensorboard else None
         classes = prepared.dataset.classes
         progress = fit(model, plain, train_images, val_images, classes, config, out, display, stop, observe)
+        if config.model.latent_width == AUTO_WIDTH:
+            with_chosen_width(record, model).write(out)
         return finish(out, model, progress, prepared, display)
+
+
+def with_chosen_width(record: RunRecord, model: ProtoPNet) -> RunRecord:
+    """A finished run says which width it has, and that the choice was its own."""
+    settings = replace(record.config.model, latent_width=model.prototype_layer.prototype_PDhw.shape[1])
+    return replace(record, config=replace(record.config, model=settings), automatic=("latent_width",))
 
 
 def open_out(out: Path, config: Config, kind: str, *, resume: bool, overwrite: bool) -> RunRecord | None:
@@ -164,6 +172,8 @@ def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> N
 
 def check_same_config(saved: RunRecord, asked: Config) -> None:
     """A resumed run keeps its configuration; what is asked for now must not contradict it."""
+    if asked.model.latent_width == AUTO_WIDTH and "latent_width" in saved.automatic:
+        asked = replace(asked, model=replace(asked.model, latent_width=saved.config.model.latent_width))
     if asked != saved.config:
         different = [
             f"--{name.replace('_', '-')}"

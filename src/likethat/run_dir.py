@@ -55,11 +55,14 @@ class RunRecord:
     prototypes_of_class: tuple[int, ...]
     kind: str = PROTOPNET
     members: int = 0  # networks of a combined run, each a run folder of its own under members/
+    automatic: tuple[str, ...] = ()  # options that were left to the run and have the values it chose
 
     def write(self, run: Path) -> None:
         head = {"format": FORMAT, "likethat": __version__, "kind": self.kind}
         if self.kind == COMBINED:
             head["members"] = self.members
+        if self.automatic:
+            head["automatic"] = list(self.automatic)
         document = {**head, "prototypes_of_class": self.prototypes_of_class, "data": asdict(self.data)}
         write_json(run / CONFIG, {**document, "config": self.config.to_dict()})
 
@@ -90,7 +93,8 @@ def read_record(run: Path) -> RunRecord:
         data = document["data"]
         data = DataRecord(**{**data, "classes": tuple(data["classes"]), "skipped": tuple(data["skipped"])})
         prototypes_of_class, members = tuple(document["prototypes_of_class"]), document.get("members", 0)
-        return RunRecord(from_dict(document["config"]), data, prototypes_of_class, document["kind"], int(members))
+        kind, automatic = document["kind"], tuple(document.get("automatic", ()))
+        return RunRecord(from_dict(document["config"]), data, prototypes_of_class, kind, int(members), automatic)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{run / CONFIG} is damaged ({error!r}); restore it from a copy or train again.") from error
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from likethat.config import ModelConfig
+from likethat.config import AUTO_WIDTH, ModelConfig
 from likethat.errors import UserError
 from likethat.models.backbone import Backbone, create_backbone
 from likethat.models.prototypes import PrototypeLayer
@@ -113,7 +113,20 @@ def reset_last_layer(model: ProtoPNet, own_weight: float, other_weight: float) -
         model.last_layer.weight.copy_(own_weight * own_KP + other_weight * (1 - own_KP))
 
 
+def set_latent_width(model: ProtoPNet, width: int) -> None:
+    """Another D for a model whose add-on and prototypes are still to be set; the add-on is 'linear'."""
+    layer = model.prototype_layer
+    count, old, h, w = layer.prototype_PDhw.shape
+    if width != old:
+        device = layer.prototype_PDhw.device
+        model.add_on = create_add_on("linear", model.backbone.channels, width).to(device)
+        layer.prototype_PDhw = nn.Parameter(torch.zeros(count, width, h, w, device=device))
+        layer.unprojected_PDhw = torch.zeros_like(layer.prototype_PDhw.detach())
+
+
 def create_protopnet(config: ModelConfig, prototypes_of_class: list[int], *, weights: str | None = None) -> ProtoPNet:
     """`weights` overrides the configured ones; 'none' when a state dict is loaded afterwards."""
     backbone = create_backbone(config.backbone, weights or config.weights, config.input_size)
+    if config.latent_width == AUTO_WIDTH:  # until the run sets the one it chooses
+        config = replace(config, latent_width=1)
     return ProtoPNet(backbone, config, prototypes_of_class)

@@ -23,7 +23,7 @@ from likethat.checkpoint import (
 )
 from likethat.config import TrainConfig
 from likethat.models.baseline import PlainClassifier
-from likethat.models.protopnet import ProtoPNet
+from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.training.phases import start_stage
 from likethat.training.project import Projection
 
@@ -91,7 +91,9 @@ def load_progress(progress: Progress, run: Path, config: TrainConfig) -> None:
     tensors, document = load_tensors(run / run_dir.STATE)
     for name in DOCUMENT:
         setattr(progress, name, document[name])
-    progress.model.load_state_dict(strip_prefix("model", tensors))
+    model = strip_prefix("model", tensors)
+    set_latent_width(progress.model, model["prototype_layer.prototype_PDhw"].shape[1])  # the run may have chosen it
+    progress.model.load_state_dict(model)
     if progress.plain is not None:
         if progress.plain_is_teacher:
             progress.make_teacher()

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from likethat.checkpoint import copy_state
-from likethat.config import Config
+from likethat.config import AUTO_WIDTH, Config
 from likethat.data.loaders import Images
 from likethat.errors import UserError
-from likethat.models.protopnet import ProtoPNet
+from likethat.models.baseline import PlainClassifier
+from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.progress import Display
 from likethat.training.choose import embed_sources, start_from_classifier
 from likethat.training.engine import accuracy, classify_images, measure, mixed_precision, score_images
 from likethat.training.last_layer import solve_last_layer
+from likethat.training.latent_width import choose_latent_width, describe_choice
 from likethat.training.losses import Costs, classifier_costs, leave_source_out, protopnet_costs
 from likethat.training.phases import Step
 from likethat.training.project import project
@@ -84,6 +86,8 @@ def choose_prototypes(
     progress: Progress, step: Step, train: Images, val: Images, config: Config, display: Display
 ) -> None:
     assert progress.plain is not None
+    if config.model.latent_width == AUTO_WIDTH:
+        _choose_width(progress, progress.plain, train, config, display)
     started = time.monotonic()
     with display.task("choosing prototypes") as advance:
         progress.projection = start_from_classifier(
@@ -93,6 +97,16 @@ def choose_prototypes(
     measured = measure(validation_logits(progress.model, val), val.label_N)
     progress.metrics.append({**asdict(step), "val": measured, "seconds": time.monotonic() - started})
     display.line(f"prototypes chosen among the classifier's patches: validation accuracy {measured['accuracy']:.1%}")
+
+
+def _choose_width(progress: Progress, plain: PlainClassifier, train: Images, config: Config, display: Display) -> None:
+    started = time.monotonic()
+    with display.task("latent width") as advance:
+        choice = choose_latent_width(plain, train, config, advance)
+    set_latent_width(progress.model, choice.chosen)
+    record = {"stage": "latent_width", "chosen": choice.chosen, "accuracy": choice.accuracy()}
+    progress.metrics.append({**record, "images": choice.right_WN.shape[1], "seconds": time.monotonic() - started})
+    display.line(describe_choice(choice))
 
 
 def project_prototypes(

@@ -1,0 +1,152 @@
+"""D by cross-validation on the training images (`--latent-width auto`).
+
+The plain classifier is trained by then and its backbone stays as it is, so feature maps are computed once; each width
+and fold costs only a choice of prototypes among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from likethat.config import Config
+from likethat.data.loaders import Images
+from likethat.models.backbone import Backbone
+from likethat.models.baseline import PlainClassifier
+from likethat.models.protopnet import ProtoPNet
+from likethat.progress import Advance
+from likethat.runtime import send
+from likethat.training.choose import start_from_classifier
+from likethat.training.engine import batches_of, score_images
+
+WIDTHS = (128, 256, 512)  # the paper's
+FOLDS = 3
+NOISE = 2.0  # standard errors that a difference must exceed to count
+MOST_IMAGES = 6000  # that take part; enough to tell widths apart, and their maps fit into memory
+
+
+@dataclass(frozen=True)
+class WidthChoice:
+    """Which images each width got right when its prototypes were chosen from others; no widths where there was nothing
+    to compare."""
+
+    chosen: int
+    widths: tuple[int, ...]
+    right_WN: Tensor
+
+    def accuracy(self) -> dict[int, float]:
+        return dict(zip(self.widths, self.right_WN.double().mean(1).tolist(), strict=True))
+
+
+class FeatureMaps(Images):
+    """Maps of a backbone that has already run, in the place of pictures; in the CPU's memory, which is larger."""
+
+    def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
+        return send(self.pixel_NHW3[index_B.cpu()], self.device), self.label_N[index_B.to(self.device)]
+
+    def select(self, keep_N: Tensor) -> FeatureMaps:
+        return FeatureMaps(self.pixel_NHW3[keep_N.cpu()], self.label_N[keep_N], self.device)
+
+
+class Passed(nn.Module):
+    """Stands for the backbone behind stored maps."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.name, self.channels, self.map_size = backbone.name, backbone.channels, backbone.map_size
+
+    def forward(self, feature_BCHW: Tensor) -> Tensor:
+        return feature_BCHW
+
+
+def candidate_widths(channels: int) -> tuple[int, ...]:
+    """Those that the backbone has channels for; where it has fewer than any, as many as it has."""
+    return tuple(width for width in WIDTHS if width <= channels) or (channels,)
+
+
+@torch.no_grad()
+def choose_latent_width(
+    plain: PlainClassifier, images: Images, config: Config, advance: Advance | None = None
+) -> WidthChoice:
+    """The smallest width whose accuracy on left-out images differs from the best one's by no more than noise."""
+    widths = candidate_widths(plain.backbone.channels)
+    held = held_out_fold(images.label_N, FOLDS)
+    if len(widths) == 1 or not bool((held >= 0).any()):
+        return WidthChoice(widths[0], (), torch.ones(0, 0))
+    keep_N = (ranks_in_class(images.label_N) < max(FOLDS, MOST_IMAGES // int(images.label_N.max() + 1))).nonzero()[:, 0]
+    maps = feature_maps(plain, images, keep_N)
+    held = held[keep_N]
+    right = []
+    for number, width in enumerate(widths):
+        right_n = torch.zeros(len(maps), dtype=torch.bool, device=maps.device)
+        for fold in range(FOLDS):
+            inside = held == fold
+            if bool(inside.any()):
+                model = model_on_maps(plain, maps.select(~inside), config, width)
+                logits_nK = model.last_layer(score_images(model, maps.select(inside)))
+                right_n[inside] = logits_nK.argmax(1) == maps.label_N[inside]
+            if advance:
+                advance(number * FOLDS + fold + 1, len(widths) * FOLDS)
+        right.append(right_n[held >= 0])
+    right_WN = torch.stack(right).cpu()
+    return WidthChoice(widths[smallest_within_noise(right_WN)], widths, right_WN)
+
+
+def ranks_in_class(label_N: Tensor) -> Tensor:
+    """The how-manieth image of its class each one is, from 0."""
+    order_N = label_N.argsort(stable=True)
+    count_K = label_N.bincount()
+    rank_N = torch.empty_like(label_N)
+    rank_N[order_N] = (
+        torch.arange(len(label_N), device=label_N.device) - (count_K.cumsum(0) - count_K)[label_N[order_N]]
+    )
+    return rank_N
+
+
+def held_out_fold(label_N: Tensor, folds: int) -> Tensor:
+    """The fold that each image is held out with, classes spread evenly; -1 for the only image of a class, which
+    prototypes cannot do without."""
+    alone_N = label_N.bincount()[label_N] == 1
+    return torch.where(alone_N, -1, ranks_in_class(label_N) % folds)
+
+
+def feature_maps(plain: PlainClassifier, images: Images, keep_N: Tensor) -> FeatureMaps:
+    chosen = Images(images.pixel_NHW3[keep_N.to(images.pixel_NHW3.device)], images.label_N[keep_N], images.device)
+    maps = [plain.eval().backbone(x_B3HW).cpu() for _, x_B3HW, _ in batches_of(chosen)]
+    return FeatureMaps(torch.cat(maps), chosen.label_N, images.device)
+
+
+def model_on_maps(plain: PlainClassifier, maps: FeatureMaps, config: Config, width: int) -> ProtoPNet:
+    """A ProtoPNet with prototypes chosen among these maps, as the choose step does."""
+    passed = cast(Backbone, Passed(plain.backbone))
+    classes = plain.head.out_features
+    height, columns = passed.map_size
+    patch_K = maps.label_N.bincount(minlength=classes) * height * columns
+    counts = patch_K.clamp(max=config.model.prototypes_per_class).tolist()
+    model = ProtoPNet(passed, replace(config.model, latent_width=width), counts).to(maps.device)
+    head = PlainClassifier(passed, classes).to(maps.device)
+    head.head.load_state_dict(plain.head.state_dict())
+    start_from_classifier(model, head, maps, config.train.telling)
+    return model
+
+
+def smallest_within_noise(right_WN: Tensor) -> int:
+    """The first row whose mean falls short of the best row's by no more than `NOISE` standard errors of the
+    difference."""
+    value_WN = right_WN.double()
+    best = int(value_WN.mean(1).argmax())
+    for number in range(best):
+        short_N = value_WN[best] - value_WN[number]
+        if float(short_N.mean()) <= NOISE * float(short_N.std()) / len(short_N) ** 0.5:
+            return number
+    return best
+
+
+def describe_choice(choice: WidthChoice) -> str:
+    if not choice.widths:
+        return f"latent width: {choice.chosen}, with no other to compare it with"
+    shown = ", ".join(f"{share:.1%} with {width}" for width, share in choice.accuracy().items())
+    return f"latent width: {choice.chosen}; accuracy on left-out training images {shown}"
