@@ -11,9 +11,12 @@ import pytest
 from runs import DEFAULT, likethat, make_tiny_birds
 
 from likethat.classifier import load
+from likethat.data.parts import read_parts
 from likethat.interpretability_run import evaluate_interpretability
 from likethat.metrics.figure import bootstrap_interval, wilson_interval
+from likethat.metrics.sweep import ATTACKED, PERTURBED, Batch, Metric, Subject, sweep
 from likethat.progress import Display
+from likethat.run_data import open_test_data
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,35 @@ def test_other_data_leaves_the_run_as_it_is(run: Path, tmp_path: Path) -> None:
     shown = likethat("evaluate", run, "--interpretability", "--data", other).stdout
     assert "consistency" in shown
     assert {path: path.read_bytes() for path in run.glob("*.*") if path.is_file()} == before
+
+
+class Seen(Metric):
+    """Notes every image it is shown."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        self.shown: list[tuple[int, bool, bool]] = []
+
+    def collect(self, batch: Batch) -> None:
+        self.shown += [(int(index), batch.perturbed, batch.attacked) for index in batch.index_B]
+
+
+def test_the_sweep_shows_every_image_once_and_samples_those_that_are_costly(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PERTURBED, "cpu", 5)
+    monkeypatch.setitem(ATTACKED, "cpu", 2)
+    classifier = load(run, "cpu")
+    dataset, _ = open_test_data(classifier, None)
+    subject = Subject(classifier, dataset.root, dataset.test, read_parts(dataset))
+    metric = Seen(subject)
+    logits_NK = sweep(subject, [metric], Display(quiet=True))
+    assert sorted(index for index, _, _ in metric.shown) == list(range(9))
+    assert sum(perturbed for _, perturbed, _ in metric.shown) == 5
+    assert sum(attacked for _, _, attacked in metric.shown) == 2
+    assert subject.sample_note(subject.perturbed).startswith("5 of 9 images")
+    expected = [max(p := classifier.predict(dataset.root / s.path).probabilities, key=p.get) for s in dataset.test]
+    assert [classifier.classes[guess] for guess in logits_NK.argmax(1).tolist()] == expected
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_promise() -> None:
