@@ -56,6 +56,7 @@ def test_onnx_gives_what_pytorch_gives(run: Path, exported: Path) -> None:
     classifier = load(run, "cpu")
     session = onnxruntime.InferenceSession(str(exported), providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == ["logits", "scores", "maps", "distances"]
+    assert session.get_inputs()[0].shape == ["batch", 3, 64, 96]
     prepared = [classifier.prepare(path) for path in pictures_of(run)]
     for size in (1, 2, 7):
         x = torch.stack([picture.pixels[0] for picture in prepared[:size]]).float() / 255

@@ -177,13 +177,13 @@ def _write(network: ProtoPNet, path: Path, format: str, document: str) -> None:
     shapes = {"pictures": {0: torch.export.Dim("batch")}}
     try:
         with torch.no_grad(), _quiet():
-            program = torch.export.export(model, (example,), dynamic_shapes=shapes)
             if format == "torch":
+                program = torch.export.export(model, (example,), dynamic_shapes=shapes)
                 with path.open("wb") as file:
                     torch.export.save(program, file, extra_files={f"{METADATA}.json": document})
                 return
-            names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(OUTPUTS)}
-            exported = torch.onnx.export(program, (), **names, dynamo=True, verbose=False)
+            names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(OUTPUTS), "dynamic_shapes": shapes}
+            exported = torch.onnx.export(model, (example,), **names, dynamo=True, verbose=False)
     except OSError:
         raise
     except Exception as error:  # the exporters raise many kinds; each means that they do not know some operation
