@@ -45,7 +45,7 @@ class Corrector:
 
     def open(self) -> dict[str, Any]:
         self.post("/open")
-        until(lambda: self.state()["state"] in ("open", "failed"))
+        until(lambda: self.state()["state"] in ("done", "failed"))
         return self.state()
 
     def state(self) -> dict[str, Any]:
@@ -250,3 +250,17 @@ def test_correcting_with_the_keyboard_alone(run: Path) -> None:
         tab_to("#ban")
         page.press(Keys.ENTER)
         page.until(lambda: len(page.all(".pick")) == 8, "it is banned")
+
+
+def test_neighbours_are_searched_for_on_request(run: Path) -> None:
+    before = digests(run)
+    with serving(load(run, "cpu")) as client, chromium() as driver:
+        page = Page(driver, client)
+        assert client.post("/api/atlas").status_code == 403
+        page.open("/prototypes/1", "#search-neighbours")
+        page.one("#search-neighbours").click()
+        assert len(page.all(".neighbours li")) == 10
+        entry = client.get("/api/prototypes/1").json()
+        assert entry["purity"] == sum(found["class"] == entry["class"] for found in entry["train"]) / 5
+        assert client.get(entry["test"][0]["picture"]).headers["content-type"] == "image/webp"
+    assert digests(run) == before

@@ -18,6 +18,7 @@ from likethat.serve.corrections import Corrections
 from likethat.serve.edits import edit_routes
 from likethat.serve.limits import Limits
 from likethat.serve.metrics import Counted
+from likethat.serve.neighbours import Neighbours
 from likethat.serve.pages import page_routes
 from likethat.serve.problems import add_handlers
 from likethat.serve.security import Guard
@@ -31,8 +32,9 @@ def create_app(
 ) -> FastAPI:
     """`data` is where the run's images lie, which corrections need. With a token, every request must bring it; without
     one, only loopback names are answered to."""
-    corrections = Corrections(classifier.path, data, str(classifier.device))
-    server = Server(classifier, limits or Limits(), corrections)
+    neighbours = Neighbours(classifier, data)
+    corrections = Corrections(neighbours, str(classifier.device))
+    server = Server(classifier, limits or Limits(), neighbours, corrections)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -42,6 +44,7 @@ def create_app(
         with suppress(asyncio.CancelledError):
             await work
         corrections.close()
+        neighbours.close()
 
     app = FastAPI(
         title="likethat",

@@ -21,10 +21,10 @@ FROM_ATLAS = ("purity", "test_purity", "mixed", "leads", "repeats")
 Atlas = Mapping[int, dict[str, Any]]  # what `likethat atlas` found, by prototype
 
 
-def read_atlas(classifier: Classifier) -> Atlas:
+def read_atlas(folder: Path, classifier: Classifier) -> Atlas:
     """Empty where `likethat atlas` was not run, or made something else than is needed."""
     try:
-        entries = json.loads((classifier.path / ATLAS / DATA).read_text(encoding="utf-8"))["prototypes"]
+        entries = json.loads((folder / DATA).read_text(encoding="utf-8"))["prototypes"]
         shown = all("picture" in neighbour for entry in entries for neighbour in entry["train"])
         by_id = {entry["id"]: entry for entry in entries}
         known = all(_same_patch(by_id[p.id], p) for p in classifier.prototypes)
@@ -44,6 +44,7 @@ class Catalogue:
 
     classifier: Classifier
     atlas: Atlas
+    atlas_folder: Path
     address: str = "/prototypes"  # of the pictures
     version: int = 0  # in the address of the pictures, so that browsers notice when they change
     scratch: Path | None = None  # where pictures lie besides the run folder
@@ -105,7 +106,10 @@ class Catalogue:
         return self._read(prototype.crop if kind == "crop" else prototype.source)
 
     def atlas_picture(self, number: int) -> bytes:
-        return self._read(f"{ATLAS}/{PICTURES}/{number}.webp")
+        try:
+            return (self.atlas_folder / PICTURES / f"{number}.webp").read_bytes()
+        except OSError as error:
+            raise Refused(404, "There is no such picture in the atlas.") from error
 
     def _read(self, name: str) -> bytes:
         """Only from inside the run folder, whatever a damaged run says its pictures are called."""
@@ -113,7 +117,7 @@ class Catalogue:
         folders = [run, *([self.scratch.resolve()] if self.scratch else [])]
         try:
             path = (run / name).resolve()
-            if any(path.is_relative_to(folder) for folder in folders) and path.suffix in (".jpg", ".webp"):
+            if any(path.is_relative_to(folder) for folder in folders) and path.suffix == ".jpg":
                 return path.read_bytes()
         except (OSError, ValueError):  # a ValueError where no file can have such a name
             pass

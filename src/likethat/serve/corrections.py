@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,29 +14,16 @@ from likethat import run_dir
 from likethat.classifier import Prepared
 from likethat.edit_history import Edit
 from likethat.edit_run import Editor, open_editor
-from likethat.errors import UserError
 from likethat.explaining.render import jpeg
-from likethat.progress import Advance, Display
-from likethat.serve.catalogue import Atlas, Catalogue
+from likethat.progress import Display
+from likethat.serve.catalogue import Catalogue
+from likethat.serve.neighbours import Neighbours
 from likethat.serve.problems import Refused
+from likethat.serve.work import DONE, Work
 from likethat.training.candidates import Candidate
 
 T = TypeVar("T")
-CLOSED, OPENING, OPEN, FAILED = "closed", "opening", "open", "failed"
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,62}[A-Za-z0-9]")
-
-
-class Watched(Display):
-    """Progress that the page asks for."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.now: dict[str, Any] = {"task": "opening", "done": 0, "total": 0}
-
-    @contextmanager
-    def task(self, name: str) -> Iterator[Advance]:
-        self.now = {"task": name, "done": 0, "total": 0}
-        yield lambda done, total: self.now.update(done=done, total=total)
 
 
 @dataclass(frozen=True)
@@ -56,50 +42,42 @@ class Change:
 class Corrections:
     """All work goes through one thread: the editor is made for one, and edits come after one another."""
 
-    run: Path
-    data: str | None
+    neighbours: Neighbours
     device: str
-    state: str = CLOSED
-    problem: str = ""
     revision: int = 0  # rises with every change; who has seen an older one must look again first
     editor: Editor | None = None
     catalogue: Catalogue | None = None
-    display: Watched = field(default_factory=Watched)
+    work: Work = field(default_factory=Work)
     saved: list[dict[str, Any]] = field(default_factory=list)
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "editor"))
     _candidates: dict[int, tuple[Candidate, ...]] = field(default_factory=dict)  # by prototype, of this revision
-    _atlas: Atlas = field(default_factory=dict)
+
+    @property
+    def run(self) -> Path:
+        return self.neighbours.classifier.path
 
     async def do(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
 
-    def open(self, atlas: Atlas) -> None:
-        """Starts reading the images, unless that was done; `state` tells how far it is."""
-        if self.state in (CLOSED, FAILED):
-            self.state, self._atlas = OPENING, atlas
-            self.thread.submit(self._open)
+    def open(self) -> None:
+        """Starts reading the images, unless that was done."""
+        self.work.start(self.thread, self._open)
 
-    def _open(self) -> None:
-        try:
-            self.editor = open_editor(self.run, self.data, self.device, self.display)
-            self._refresh()
-            self.state = OPEN
-        except UserError as error:
-            self.problem, self.state = str(error), FAILED
-        except BaseException:
-            self.problem, self.state = "The server made a mistake; its log says which.", FAILED
-            raise
+    def _open(self, display: Display) -> None:
+        self.editor = open_editor(self.run, self.neighbours.data, self.device, display)
+        self._refresh()
 
     def close(self) -> None:
+        self.work.stop()
         self.thread.shutdown(wait=True, cancel_futures=True)
         if self.editor:
             self.editor.close()
 
     def document(self) -> dict[str, Any]:
         """All that the page of corrections shows."""
-        head = {"state": self.state, "revision": self.revision, "saved": self.saved}
+        head = {**self.work.to_dict(), "revision": self.revision, "saved": self.saved}
         if self.editor is None or self.catalogue is None:
-            return {**head, "problem": self.problem, "progress": self.display.now}
+            return head
         editor = self.editor
         first = (editor.history or editor.undone)[:1]
         before = first[0].before if first else editor.state.val
@@ -182,7 +160,7 @@ class Corrections:
         return entry
 
     def _open_editor(self) -> Editor:
-        if self.editor is None or self.state != OPEN:
+        if self.editor is None or self.work.state != DONE:
             raise Refused(409, "The run has not been opened for corrections; open it first.")
         return self.editor
 
@@ -203,5 +181,6 @@ class Corrections:
         editor = self.editor
         assert editor is not None
         self._candidates = {}
+        known = self.neighbours.catalogue
         places: dict[str, Any] = {"address": "/edit/prototypes", "version": self.revision, "scratch": editor.scratch}
-        self.catalogue = Catalogue(editor.classifier, self._atlas, **places)
+        self.catalogue = Catalogue(editor.classifier, known.atlas, known.atlas_folder, **places)

@@ -1,4 +1,4 @@
-"""The routes of the page that corrects. Changes ask for a token that only this server's own pages know."""
+"""The routes that correct and that search for neighbours. They ask for a token that only this server's pages know."""
 
 from __future__ import annotations
 
@@ -59,8 +59,17 @@ def edit_routes(server: Server) -> APIRouter:
 
     @router.post("/api/edit/open", dependencies=guarded)
     async def open_() -> JSONResponse:
-        corrections.open(server.catalogue.atlas)
-        return JSONResponse({"state": corrections.state}, 202)
+        corrections.open()
+        return JSONResponse(corrections.work.to_dict(), 202)
+
+    @router.get("/api/atlas")
+    async def atlas_state() -> JSONResponse:
+        return JSONResponse(server.neighbours.work.to_dict())
+
+    @router.post("/api/atlas", dependencies=guarded)
+    async def search() -> JSONResponse:
+        server.neighbours.search()
+        return JSONResponse(server.neighbours.work.to_dict(), 202)
 
     @router.post("/api/edit", dependencies=guarded)
     async def change(asked: ChangeRequest) -> JSONResponse:

@@ -134,7 +134,6 @@ def run_document(server: Server) -> dict[str, Any]:
         "backbone": " + ".join(network.backbone.name for network in classifier.networks),
         "classes": [{"name": name, "prototypes": count} for name, count in counts.items()],
         "prototypes": len(classifier.prototypes),
-        "atlas": bool(server.catalogue.atlas),
         "limits": {"bytes": limits.file_bytes, "files": limits.files, "minutes": limits.kept_seconds / 60},
         "colours": [f"#{bytes(rgb).hex()}" for rgb in colour_table()[::15].tolist()],
         "edit_token": server.edit_token,

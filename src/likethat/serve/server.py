@@ -17,10 +17,11 @@ from likethat.explaining.explanation import Explanation
 from likethat.explaining.files import Skipped
 from likethat.serve.answers import Question, explained, page_document, ranking
 from likethat.serve.batching import Batcher, Slots, unless_gone
-from likethat.serve.catalogue import Catalogue, read_atlas
+from likethat.serve.catalogue import Catalogue
 from likethat.serve.corrections import Corrections
 from likethat.serve.limits import Limits
 from likethat.serve.metrics import Metrics
+from likethat.serve.neighbours import Neighbours
 from likethat.serve.problems import Refused
 from likethat.serve.store import Kept, Store, as_jpeg
 from likethat.serve.uploads import Upload, prepare_upload, read_uploads, status_of
@@ -33,8 +34,8 @@ THREADS = 2  # decode and draw; few, because a decoded photograph is large
 class Server:
     classifier: Classifier
     limits: Limits
+    neighbours: Neighbours
     corrections: Corrections
-    catalogue: Catalogue = field(init=False)
     store: Store = field(init=False)
     slots: Slots = field(init=False)
     batcher: Batcher = field(init=False)
@@ -43,10 +44,13 @@ class Server:
     edit_token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     def __post_init__(self) -> None:
-        self.catalogue = Catalogue(self.classifier, read_atlas(self.classifier))
         self.store = Store(self.limits)
         self.slots = Slots(self.limits.waiting)
         self.batcher = Batcher(self.classifier, self.limits.batch)
+
+    @property
+    def catalogue(self) -> Catalogue:
+        return self.neighbours.catalogue
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)

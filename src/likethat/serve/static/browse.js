@@ -1,5 +1,5 @@
 // The atlas: every prototype, by class, with what is known about it.
-import { debounce, make, percent, pretty, readdress, request, say, signed, title } from "./dom.js";
+import { debounce, make, percent, post, pretty, problemBox, progressBar, readdress, request, say, signed, title, watch } from "./dom.js";
 import { small } from "./stage.js";
 
 const KINDS = {
@@ -24,11 +24,31 @@ export function card(entry) {
     entry.repeats !== null ? make("span", { class: "tag" }, `same as ${entry.repeats}`) : "");
 }
 
-export function noAtlas(run) {
-  return make("p", { class: "hint" }, "Neighbours and purity are not known yet. ", make("code", {}, "likethat atlas RUN"), " searches the training and test pictures for them; then restart the server.");
+/** Offers to search for the neighbours, and shows how far that is. */
+export function noAtlas({ run, signal, again }) {
+  const place = make("div", { class: "hint" });
+  const follow = async (state) => {
+    state = await watch("/api/atlas", state, signal, (progress) => place.replaceChildren(progressBar(progress)));
+    if (state.state === "done") again();
+    else offer(state);
+  };
+  const search = async () => {
+    try {
+      await follow(await post(run, "/api/atlas"));
+    } catch (error) {
+      if (error.name !== "AbortError") place.replaceChildren(problemBox(error));
+    }
+  };
+  const offer = (state) => place.replaceChildren(
+    state.state === "failed" ? make("div", { class: "problem", role: "alert" }, state.problem) : "",
+    make("span", {}, "Neighbours and purity are not known yet: nobody has searched the training and test pictures for patches like these. "),
+    make("button", { class: "button", id: "search-neighbours", onclick: search }, state.state === "failed" ? "Try again" : "Search now"));
+  request("/api/atlas", { signal }).then((state) => (state.state === "working" ? follow(state) : offer(state))).catch(() => {});
+  return place;
 }
 
-export async function browse({ main, run, query, signal }) {
+export async function browse(page) {
+  const { main, run, query, signal } = page;
   document.title = `Browse ${run.name}`;
   const waiting = setTimeout(() => main.replaceChildren(make("h1", { class: "page-title" }, "Prototypes"),
     make("div", { class: "cards-grid", "aria-busy": "true" }, ...Array.from({ length: 12 }, () => make("div", { class: "ghost card-ghost" })))), 150);
@@ -84,7 +104,7 @@ export async function browse({ main, run, query, signal }) {
       fact("Purity", percent(purities.reduce((a, b) => a + b, 0) / purities.length), "of the nearest training patches are of the prototype's class"),
       fact("Mixed neighbours", String(prototypes.filter(KINDS.mixed[1]).length), "suspects for background"),
       fact("Duplicates", String(prototypes.filter(KINDS.repeats[1]).length), "repeat another prototype"),
-      fact("Never used", String(prototypes.filter(KINDS.unused[1]).length), "have no connection")) : noAtlas(run),
+      fact("Never used", String(prototypes.filter(KINDS.unused[1]).length), "have no connection")) : noAtlas(page),
     make("form", { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() },
       labelled("Search", search), labelled("Class", classes), labelled("Show", kind), labelled("Sort by", sort), count),
     list);

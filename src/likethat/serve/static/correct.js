@@ -1,15 +1,8 @@
 // Corrections by a person who knows the subject: what the model may look at, and what the change does to it.
-import { make, percent, pretty, problemBox, readdress, request, say, signed, title } from "./dom.js";
+import { make, percent, post, pretty, problemBox, progressBar, readdress, request, say, signed, title, watch } from "./dom.js";
 import { remembered } from "./ask.js";
 import { Panel } from "./panel.js";
 import { small } from "./stage.js";
-
-const POLL = 400; // milliseconds between looks at how far the opening is
-
-/** Sends a change to the server; only pages of this server know the token. */
-export function post(run, path, body = {}) {
-  return request(path, { method: "POST", headers: { "Content-Type": "application/json", "X-Likethat-Edit": run.edit_token }, body: JSON.stringify(body) });
-}
 
 export async function correct(page) {
   const { main, run, signal } = page;
@@ -19,15 +12,10 @@ export async function correct(page) {
     main.replaceChildren(invitation(page, state));
     return;
   }
-  while (state.state === "opening") {
-    main.replaceChildren(opening(state.progress));
-    await new Promise((done) => setTimeout(done, POLL));
-    if (signal.aborted) return;
-    state = await request("/api/edit", { signal });
-    if (state.state === "failed") {
-      main.replaceChildren(invitation(page, state));
-      return;
-    }
+  state = await watch("/api/edit", state, signal, (progress) => main.replaceChildren(opening(progress)));
+  if (state.state === "failed") {
+    main.replaceChildren(invitation(page, state));
+    return;
   }
   main.replaceChildren(new Corrections(page, state).node);
 }
@@ -49,10 +37,7 @@ function invitation(page, state) {
 }
 
 function opening({ task, done, total }) {
-  const bar = make("progress", total ? { max: total, value: done } : {});
-  say(`${task} ${done} of ${total}`);
-  return make("div", { class: "welcome", "aria-busy": "true" }, make("h1", {}, "Getting ready"),
-    make("div", { class: "zone" }, make("p", {}, make("span", { class: "spinner" }), total ? `${task}: ${done} of ${total}` : `${task}…`), bar));
+  return make("div", { class: "welcome", "aria-busy": "true" }, make("h1", {}, "Getting ready"), make("div", { class: "zone" }, progressBar({ task, done, total })));
 }
 
 class Corrections {

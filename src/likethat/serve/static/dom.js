@@ -72,3 +72,25 @@ export function readdress(parameters) {
 export function problemBox(error, ...more) {
   return make("div", { class: "problem", role: "alert" }, make("strong", {}, "That did not work. "), error.message, ...more);
 }
+
+/** Sends what changes something; only pages of this server know the token. */
+export function post(run, path, body = {}) {
+  return request(path, { method: "POST", headers: { "Content-Type": "application/json", "X-Likethat-Edit": run.edit_token }, body: JSON.stringify(body) });
+}
+
+const POLL = 400; // milliseconds between looks at how far long work is
+
+/** Looks at long work until it is done or has failed. */
+export async function watch(path, state, signal, show) {
+  while (state.state === "working") {
+    show(state.progress);
+    await new Promise((done) => setTimeout(done, POLL));
+    state = await request(path, { signal });
+  }
+  return state;
+}
+
+export function progressBar({ task, done, total }) {
+  return make("div", { class: "progress" }, make("p", {}, make("span", { class: "spinner" }), total ? `${task}: ${done} of ${total}` : `${task}…`),
+    make("progress", total ? { max: total, value: done, "aria-label": task } : { "aria-label": task }));
+}

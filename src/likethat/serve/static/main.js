@@ -34,7 +34,7 @@ async function show(focus) {
       run = await request("/api/run");
       document.getElementById("run-name").textContent = run.name;
     }
-    await page({ main, run, part: decodeURIComponent(parts[1] ?? ""), query: new URLSearchParams(location.search), signal, go });
+    await page({ main, run, part: decodeURIComponent(parts[1] ?? ""), query: new URLSearchParams(location.search), signal, go, again: () => show(false) });
   } catch (error) {
     if (error.name === "AbortError" || signal.aborted) return;
     if (!(error.status >= 0)) console.error(error);

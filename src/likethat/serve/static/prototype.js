@@ -21,7 +21,8 @@ function strip(name, neighbours, own) {
     })));
 }
 
-export async function prototype({ main, run, part, signal }) {
+export async function prototype(page) {
+  const { main, run, part, signal } = page;
   const [entry, { prototypes: siblings }] = await request(`/api/prototypes/${part}`, { signal })
     .then(async (entry) => [entry, await request(`/api/prototypes?class=${encodeURIComponent(entry.class)}`, { signal })]);
   document.title = `${title(entry.id, entry.name)} of ${pretty(entry.class)} – ${run.name}`;
@@ -51,7 +52,7 @@ export async function prototype({ main, run, part, signal }) {
         make("p", {}, make("a", { class: "button", href: `/correct?prototype=${entry.id}` }, "Correct this prototype")),
         make("img", { class: "crop-large", src: entry.crop, alt: "the patch alone" }),
         make("dl", { class: "told" }, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])))),
-    entry.train ? [strip("training", entry.train, entry.class), strip("test", entry.test, entry.class)].reduce((all, one) => { all.append(one); return all; }, document.createDocumentFragment()) : noAtlas(run),
+    entry.train ? [strip("training", entry.train, entry.class), strip("test", entry.test, entry.class)].reduce((all, one) => { all.append(one); return all; }, document.createDocumentFragment()) : noAtlas(page),
     siblings.length > 1 ? make("section", { class: "class-group" }, make("h2", {}, `Other prototypes of ${pretty(entry.class)}`),
       make("div", { class: "cards-grid" }, ...siblings.filter(({ id }) => id !== entry.id).map(card))) : "");
 }
