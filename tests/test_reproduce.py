@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ def arguments(birds: Path, out: Path, backbones: tuple[str, ...] = BACKBONES, se
     return [*names, "--out", str(out), *OPTIONS]
 
 
-def stop_at(words: str, how: int, command: list[str]) -> tuple[int, str]:
-    """Sends a signal as soon as the command has said so; gives its exit code and what it said."""
+def act_at(words: str, act: Callable[[subprocess.Popen[str]], object], command: list[str]) -> tuple[int, str]:
+    """Does something as soon as the command has said so; gives its exit code and what it said."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "likethat", *command], stderr=subprocess.PIPE, text=True, env=environment
@@ -44,7 +45,7 @@ def stop_at(words: str, how: int, command: list[str]) -> tuple[int, str]:
     for line in process.stderr:
         said += line
         if words in line:
-            process.send_signal(how)
+            act(process)
     return process.wait(), said
 
 
@@ -57,17 +58,16 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def study(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("study") / "out"
     command = [*arguments(birds, out), "--jobs", "2"]
-    code, said = stop_at("seed0/test_resnet/default ...", signal.SIGTERM, command)
+    code, said = act_at("seed0/test_resnet/default ...", lambda process: process.terminate(), command)
     assert code == 130
     assert "go on with: likethat reproduce" in said
     partial = json.loads((out / "table.json").read_text())
     assert not partial["complete"]
     assert next(row["test"]["by_seed"].keys() for row in partial["rows"] if "test" in row) == {"0"}
-    # The runs under way outlive a kill; the next command must not begin them a second time.
-    code, _ = stop_at("seed0/test_resnet/default ...", signal.SIGKILL, command)
+    # The runs under way outlive a kill and may still be at it when the next command begins.
+    code, _ = act_at("seed0/test_resnet/default ...", lambda process: process.kill(), command)
     assert code == -signal.SIGKILL
     done = likethat(*command)
-    assert "waiting for the process" in done.stderr
     assert "seed0/test_resnet/plain ..." not in done.stderr
     assert done.stdout.startswith("# Plain classifiers and ProtoPNets on data\n")
     return out
@@ -166,6 +166,26 @@ def test_a_finished_study_runs_nothing(study: Path, birds: Path) -> None:
     after = {path: path.stat().st_mtime_ns for path in before}
     before.pop(study / "times.json"), after.pop(study / "times.json")
     assert after == before
+
+
+def test_a_run_that_another_process_is_at_is_not_begun_a_second_time(study: Path, birds: Path, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    shutil.copytree(study, tmp_path / "moved")
+    name = f"seed1/{'+'.join(BACKBONES)}/default"
+    shutil.rmtree(tmp_path / "moved" / name)
+    with (tmp_path / "moved" / f"{name}.log").open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        said_before = log.tell()
+
+        def leave(_: subprocess.Popen[str]) -> None:
+            assert not (tmp_path / "moved" / name).exists()
+            assert log.tell() == said_before
+            fcntl.flock(log, fcntl.LOCK_UN)
+
+        code, said = act_at("waiting for the process", leave, arguments(birds, tmp_path / "moved"))
+    assert code == 0
+    assert said.count(f"{name} ...") == 1
+    assert document(tmp_path / "moved")["rows"][-1]["test"] == document(study)["rows"][-1]["test"]
 
 
 def test_a_failure_is_told_and_loses_nothing_else(study: Path, birds: Path, tmp_path: Path) -> None:

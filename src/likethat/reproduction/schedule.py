@@ -115,7 +115,6 @@ def _start(task: Task, out: Path, jobs: int, display: Display) -> Running | None
         return None
     for half in run.parent.glob(f".{run.name}.*"):  # of a prune or combine that was killed
         shutil.rmtree(half, ignore_errors=True)
-    display.line(f"{task.name} ...")
     environment = dict(os.environ)
     if jobs > 1:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
@@ -124,6 +123,7 @@ def _start(task: Task, out: Path, jobs: int, display: Display) -> Running | None
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
     )
+    display.line(f"{task.name} ...")
     return Running(task, process, log)
 
 
