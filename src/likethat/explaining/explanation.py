@@ -15,38 +15,20 @@ from torch import Tensor
 
 from likethat.calibration import Verdict
 from likethat.checkpoint import atomic_path, write_json
-from likethat.classifier import Classifier, Prepared, Prototype, Source
+from likethat.classifier import Classifier, Prepared, Source
 from likethat.data.decode import Box, View
 from likethat.errors import UserError
-from likethat.explaining.boxes import PERCENTILE, activation_boxes
+from likethat.explaining.attribution import UPSAMPLING, check_method
+from likethat.explaining.boxes import PERCENTILE
+from likethat.explaining.matches import Match, find_matches
 from likethat.explaining.page import write_explanations
 from likethat.explaining.render import png, seen_part
 from likethat.explaining.sheet import draw_sheet
 from likethat.models.protopnet import Output
 
 NEAREST = 10  # prototypes listed over all classes, as in the paper's analysis
+CLOSELY = 10  # prototypes of a class that are located by another attribution than upsampling: as many as pages show
 TOLERANCE = 1e-4  # of the logit, within which points must add up to it
-
-
-@dataclass(frozen=True, eq=False)
-class Match:
-    """A prototype and the part of the picture that looks most like it."""
-
-    prototype: Prototype
-    similarity: float
-    box: Box  # in pixels of the image file, as a prototype's own box
-    share: Box  # the same box as shares of the picture that the network saw
-    map_HW: Tensor  # similarity of every patch
-
-    def to_dict(self) -> dict[str, Any]:
-        source = {"path": self.prototype.path, "class": self.prototype.class_name, "box": list(self.prototype.box)}
-        return {
-            "prototype": self.prototype.id,
-            "name": self.prototype.name,
-            "similarity": self.similarity,
-            "box": list(self.box),
-            "source": source,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +76,7 @@ class Explanation:
     rival: str | None  # the class that the prediction is compared with, if one was asked for
     run: Path  # where the prototypes' pictures are
     verdict: Verdict | None = None  # of a run that was calibrated
+    attribution: str = UPSAMPLING  # how the parts of the picture were found
 
     @property
     def predicted(self) -> Sheet:
@@ -130,6 +113,7 @@ class Explanation:
             "path": self.path,
             "predicted": self.predicted.name,
             **({"verdict": self.verdict.to_dict()} if self.verdict else {}),
+            "attribution": self.attribution,
             "classes": [sheet.to_dict() for sheet in self.classes],
             "nearest": [match.to_dict() for match in self.nearest],
         }
@@ -177,9 +161,11 @@ def explain(
     against: str | None = None,
     percentile: float = PERCENTILE,
     level: float | None = None,
+    attribution: str = UPSAMPLING,
 ) -> Explanation:
     """Explains one picture. `against` compares the prediction with that class (with the runner-up, if that class
-    is the prediction); `level` is that of the prediction set of a calibrated run (0.95, if none is given)."""
+    is the prediction); `level` is that of the prediction set of a calibrated run (0.95, if none is given);
+    `attribution` says how the parts of the picture are found: by upsampling, gradient or occlusion."""
     prepared = classifier.prepare(image, crop_to)
     path = str(image) if isinstance(image, str | Path) else None
     return explain_batch(
@@ -190,6 +176,7 @@ def explain(
         against=against,
         percentile=percentile,
         level=level,
+        attribution=attribution,
     )[0]
 
 
@@ -202,10 +189,20 @@ def explain_batch(
     against: str | None = None,
     percentile: float = PERCENTILE,
     level: float | None = None,
+    attribution: str = UPSAMPLING,
 ) -> list[Explanation]:
     """Explains several prepared pictures after one forward pass over all of them."""
-    options: dict[str, Any] = {"top_classes": top_classes, "against": against, "percentile": percentile, "level": level}
-    return explain_outputs(classifier, classifier.outputs(batch), batch, paths=paths, **options)
+    return explain_outputs(
+        classifier,
+        classifier.outputs(batch),
+        batch,
+        paths=paths,
+        top_classes=top_classes,
+        against=against,
+        percentile=percentile,
+        level=level,
+        attribution=attribution,
+    )
 
 
 def explain_outputs(
@@ -219,8 +216,10 @@ def explain_outputs(
     also: Sequence[str] = (),
     percentile: float = PERCENTILE,
     level: float | None = None,
+    attribution: str = UPSAMPLING,
 ) -> list[Explanation]:
     """Explains pictures that the networks have seen already. `also` names classes to explain besides the likeliest."""
+    check_method(attribution)
     if top_classes < 1:
         raise UserError(f"At least 1 class must be explained, and {top_classes} were asked for.")
     rival = None if against is None else class_number(classifier.classes, against)
@@ -239,7 +238,12 @@ def explain_outputs(
         nearest = score_P.argsort(descending=True, stable=True)[:NEAREST].tolist()
         wanted_P = (weight_KP[shown] != 0).any(0)
         wanted_P[nearest] = True
-        matches = _find(classifier, outputs, prepared, number, wanted_P, score_P, percentile)
+        closely_P = torch.zeros_like(wanted_P)
+        closely_P[nearest] = True
+        points_kP = (weight_KP[shown] * score_P).abs()
+        closely_P[points_kP.topk(min(CLOSELY, points_kP.shape[1])).indices] = True
+        options: dict[str, Any] = {"percentile": percentile, "attribution": attribution}
+        matches = find_matches(classifier, outputs, prepared, number, wanted_P, closely_P, **options)
         explanations.append(
             Explanation(
                 path=path,
@@ -250,6 +254,7 @@ def explain_outputs(
                 rival=None if opponent is None else classifier.classes[opponent],
                 run=classifier.path,
                 verdict=verdicts[number],
+                attribution=attribution,
             )
         )
     return explanations
@@ -261,32 +266,6 @@ def class_number(classes: Sequence[str], name: str) -> int:
     close = difflib.get_close_matches(name, classes, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(close)}?" if close else f"for example, {classes[0]} is one."
     raise UserError(f"There is no class called '{name}'; {hint}")
-
-
-def _find(
-    classifier: Classifier,
-    outputs: Sequence[Output],
-    prepared: Prepared,
-    number: int,
-    wanted_P: Tensor,
-    score_P: Tensor,
-    percentile: float,
-) -> dict[int, Match]:
-    """The wanted prototypes in one picture of the batch, by their place among all members' prototypes."""
-    found: dict[int, Match] = {}
-    start = 0
-    for output, view in zip(outputs, prepared.views, strict=True):
-        distance_PHW = output.distance_BPHW[number]
-        chosen = wanted_P[start : start + len(distance_PHW)].nonzero()[:, 0]
-        map_PHW = output.of_distance(distance_PHW[chosen.to(distance_PHW.device)])
-        boxes = activation_boxes(map_PHW, view.input_hw, percentile)
-        height, width = view.input_hw
-        for p, box, map_HW in zip((chosen + start).tolist(), boxes, map_PHW.cpu(), strict=True):
-            share = (box[0] / width, box[1] / height, box[2] / width, box[3] / height)
-            found[p] = Match(classifier.prototypes[p], float(score_P[p]), view.to_file(box), share, map_HW)
-        start += len(distance_PHW)
-    assert start == len(classifier.prototypes), "prototypes.json and the model disagree on the number of prototypes"
-    return found
 
 
 def _sheets(

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from likethat.classifier import Classifier, Prepared
 from likethat.data.check import map_in_threads
 from likethat.data.decode import ImageError, View
 from likethat.data.folder import EXTENSIONS
+from likethat.explaining.attribution import UPSAMPLING
 from likethat.explaining.explanation import Explanation, explain_batch
 from likethat.explaining.render import shrink
 from likethat.progress import Advance
@@ -55,6 +55,7 @@ def explain_files(
     top_classes: int = 3,
     against: str | None = None,
     level: float | None = None,
+    attribution: str = UPSAMPLING,
     advance: Advance | None = None,
 ) -> Iterator[Explanation | Skipped]:
     """One answer a file, in order. Files are read and explained in batches; few are in memory at any time."""
@@ -72,8 +73,17 @@ def explain_files(
         explained: Iterator[Explanation] = iter(())
         if good:
             batch = list(good.values())
-            wanted: dict[str, Any] = {"top_classes": top_classes, "against": against, "level": level}
-            explained = iter(explain_batch(classifier, batch, paths=list(good), **wanted))
+            explained = iter(
+                explain_batch(
+                    classifier,
+                    batch,
+                    paths=list(good),
+                    top_classes=top_classes,
+                    against=against,
+                    level=level,
+                    attribution=attribution,
+                )
+            )
         for answer in read_B:
             yield answer if isinstance(answer, Skipped) else _slim(next(explained))
         if advance:

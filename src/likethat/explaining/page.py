@@ -11,6 +11,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from likethat import __version__
 from likethat.checkpoint import atomic_path
+from likethat.explaining.attribution import TITLES
 from likethat.explaining.pictures import Pictures
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def _environment(packages: tuple[str, ...]) -> Environment:
     )
     environment.filters["signed"] = lambda value, form=".2f": format(value, form).replace("-", "−")
     environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
-    environment.globals.update(most_rows=MOST_ROWS, version=__version__)
+    environment.globals.update(most_rows=MOST_ROWS, attributions=TITLES, version=__version__)
     return environment
 
 

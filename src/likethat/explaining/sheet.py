@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
+from likethat.explaining.attribution import TITLES
 from likethat.explaining.heat import overlay
 from likethat.explaining.render import draw_box, fit, read_picture, scaled
 
@@ -18,8 +19,8 @@ SCALE = 2  # pixels per unit, for screens and paper with fine dots
 MOST_ROWS = 10
 INK, SOFT, LINE, PAPER, ACCENT, DOUBT = "#1c2024", "#6b7280", "#e2e5e9", "#ffffff", "#0f766e", "#b42318"
 MARGIN, PICTURE, GAP = 32, 88, 14
-COLUMNS = ("Your picture", "Prototype", "Training picture", "Activation map")
-NUMBERS = MARGIN + len(COLUMNS) * (PICTURE + GAP) + 20  # where similarity x connection = points begins
+COLUMNS = ("Your picture", "Prototype", "Training picture")
+NUMBERS = MARGIN + (len(COLUMNS) + 1) * (PICTURE + GAP) + 20  # where similarity x connection = points begins
 WIDTH = NUMBERS + 330 + MARGIN
 
 
@@ -113,7 +114,7 @@ def _draw_class(canvas: Canvas, explanation: Explanation, sheet: Sheet, colours:
     title = one_line(f"Evidence for {sheet.name}", room - 180, 18)
     canvas.text(MARGIN, canvas.y + 18, title, 18, bold=True)
     canvas.text(WIDTH - MARGIN, canvas.y + 22, f"probability {sheet.probability:.1%}", 13, SOFT, anchor="ra")
-    for number, name in enumerate(COLUMNS):
+    for number, name in enumerate((*COLUMNS, TITLES[explanation.attribution])):
         canvas.text(MARGIN + number * (PICTURE + GAP) + PICTURE / 2, canvas.y + 58, name, 11, SOFT, anchor="ma")
     for x, name in _number_columns("Similarity", "x", "Connection", "=", "Points"):
         canvas.text(x, canvas.y + 58, name, 11, SOFT, anchor="ra")

@@ -25,8 +25,15 @@ def explain(args: argparse.Namespace) -> int:
         paths, skipped = find_pictures(args.images)
         names = sheet_names(paths) if folder else {}
         with display_of(args).task("explaining") as advance:
-            wanted = {"top_classes": args.top_classes, "against": args.against, "level": args.level}
-            answers = explain_files(classifier, paths, **wanted, advance=advance)
+            answers = explain_files(
+                classifier,
+                paths,
+                top_classes=args.top_classes,
+                against=args.against,
+                level=args.level,
+                attribution=args.attribution,
+                advance=advance,
+            )
             answered = list(save_sheets(folder, answers, names, args.colours) if folder else answers)
         skipped += [found for found in answered if isinstance(found, Skipped)]
         explanations = [found for found in answered if not isinstance(found, Skipped)]
@@ -90,6 +97,12 @@ def add_verbs(verbs: Any) -> None:
     verb.add_argument("--top-classes", type=int, default=3, metavar="N", help="classes explained (default: 3)")
     verb.add_argument("--against", metavar="CLASS", help="also say why not this class")
     add_level(verb)
+    verb.add_argument(
+        "--attribution",
+        choices=("upsampling", "gradient", "occlusion"),
+        default="upsampling",
+        help="how the parts of a picture are found: as in the paper (default), or finer and slower",
+    )
     verb.add_argument("--maps", action="store_true", help="put the similarity maps into the JSON document")
     verb.add_argument(
         "--colours", choices=("ember", "jet"), default="ember", help="of activation maps (default: ember)"

@@ -1,0 +1,80 @@
+"""Prototypes and the parts of a picture that look most like them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from likethat.classifier import Classifier, Prepared, Prototype
+from likethat.data.decode import Box
+from likethat.explaining.attribution import UPSAMPLING, attribute
+from likethat.explaining.boxes import activation_boxes
+from likethat.models.protopnet import Output
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """A prototype and the part of the picture that looks most like it."""
+
+    prototype: Prototype
+    similarity: float
+    box: Box  # in pixels of the image file, as a prototype's own box
+    share: Box  # the same box as shares of the picture that the network saw
+    map_HW: Tensor  # similarity of every patch; or, finer, what each part of the picture adds to the similarity
+    attribution: str = UPSAMPLING  # how the map was made
+
+    def to_dict(self) -> dict[str, Any]:
+        source = {"path": self.prototype.path, "class": self.prototype.class_name, "box": list(self.prototype.box)}
+        return {
+            "prototype": self.prototype.id,
+            "name": self.prototype.name,
+            "similarity": self.similarity,
+            "box": list(self.box),
+            "attribution": self.attribution,
+            "source": source,
+        }
+
+
+def find_matches(
+    classifier: Classifier,
+    outputs: Sequence[Output],
+    prepared: Prepared,
+    number: int,
+    wanted_P: Tensor,
+    closely_P: Tensor,
+    *,
+    percentile: float,
+    attribution: str,
+) -> dict[int, Match]:
+    """The wanted prototypes in one picture of the batch, by their place among all members' prototypes.
+
+    Those of `closely_P` are located by `attribution`, the others by upsampling, which costs nothing.
+    """
+    found: dict[int, Match] = {}
+    finely_P = wanted_P & closely_P if attribution != UPSAMPLING else torch.zeros_like(wanted_P)
+    start = 0
+    for network, output, pixels, view in zip(
+        classifier.networks, outputs, prepared.pixels, prepared.views, strict=True
+    ):
+        mine = slice(start, start + output.score_BP.shape[1])
+        for method, chosen_P in ((UPSAMPLING, wanted_P & ~finely_P), (attribution, finely_P)):
+            chosen_p = chosen_P[mine].nonzero()[:, 0].to(classifier.device)
+            if not len(chosen_p):
+                continue
+            if method == UPSAMPLING:
+                map_pHW = output.of_distance(output.distance_BPHW[number, chosen_p])
+            else:
+                map_pHW = attribute(network, pixels.to(classifier.device).float() / 255, chosen_p, method)
+            similarities = output.score_BP[number, chosen_p].cpu().double().tolist()
+            boxes, (height, width) = activation_boxes(map_pHW, view.input_hw, percentile), view.input_hw
+            for p, similarity, box, map_HW in zip(chosen_p.tolist(), similarities, boxes, map_pHW.cpu(), strict=True):
+                share = (box[0] / width, box[1] / height, box[2] / width, box[3] / height)
+                prototype = classifier.prototypes[start + p]
+                found[start + p] = Match(prototype, similarity, view.to_file(box), share, map_HW, method)
+        start = mine.stop
+    assert start == len(classifier.prototypes), "prototypes.json and the model disagree on the number of prototypes"
+    return found
