@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
-TOP_CLASSES, NEAREST, ROUNDING = 3, 10, 4e-6
+TOP_CLASSES, NEAREST, ROUNDING, HOW = 3, 10, 4e-6, {"attribution": "upsampling"}
 
 
 def cubic(size: int, cells: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def explain(session: onnxruntime.InferenceSession, path: str) -> dict[str, objec
 
     def match(p: int) -> dict[str, object]:
         facts, box = model["prototypes"][p], box_of(maps[p], size, picture, model["percentile"])
-        head = {"prototype": facts["id"], "name": facts["name"], "similarity": scores[p], "box": box}
+        head = {"prototype": facts["id"], "name": facts["name"], "similarity": scores[p], "box": box, **HOW}
         return {**head, "source": {key: facts[key] for key in ("path", "class", "box")}}
 
     classes = []
@@ -52,7 +52,7 @@ def explain(session: onnxruntime.InferenceSession, path: str) -> dict[str, objec
         rows.sort(key=lambda row: (-row["points"], row["prototype"]))
         classes.append({"name": model["classes"][k], "logit": logits[k], "probability": probabilities[k], "rows": rows})
     nearest = [match(p) for p in np.argsort(-scores, kind="stable")[:NEAREST]]
-    return {"path": path, "predicted": classes[0]["name"], "classes": classes, "nearest": nearest}
+    return {"path": path, "predicted": classes[0]["name"], **HOW, "classes": classes, "nearest": nearest}
 
 
 if __name__ == "__main__":

@@ -97,13 +97,13 @@ def test_nearest_prototypes_are_those_with_the_highest_similarity(classifier: Cl
 def test_document_survives_json(classifier: Classifier, picture: Path) -> None:
     explanation = explain(classifier, picture, top_classes=2)
     document = json.loads(json.dumps(explanation.to_dict(maps=True)))
-    assert set(document) == {"path", "predicted", "classes", "nearest", "maps"}
+    assert set(document) == {"path", "predicted", "attribution", "classes", "nearest", "maps"}
     assert document["path"] == str(picture)
     assert len(document["classes"]) == 2
     for entry in document["classes"]:
         assert set(entry) == {"name", "logit", "probability", "rows"}
         for row in entry["rows"]:
-            assert set(row) == {"prototype", "similarity", "weight", "points", "box", "source"}
+            assert set(row) == {*"prototype name similarity weight points box attribution source".split()}
             assert set(row["source"]) == {"path", "class", "box"}
             map_HW = document["maps"][str(row["prototype"])]
             assert (len(map_HW), len(map_HW[0])) == MAP_HW

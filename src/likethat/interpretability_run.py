@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +13,9 @@ from likethat import run_dir
 from likethat.checkpoint import write_json
 from likethat.classifier import Classifier
 from likethat.data.parts import read_parts
-from likethat.metrics.accuracy import Evaluation, evaluate_logits
+from likethat.metrics.accuracy import Evaluation, evaluate_logits, logits_of
 from likethat.metrics.background import Background
+from likethat.metrics.conformal import conformal_figures
 from likethat.metrics.consistency import Consistency
 from likethat.metrics.coverage import Coverage
 from likethat.metrics.decisive import Decisive
@@ -26,14 +27,16 @@ from likethat.metrics.misalignment import Misalignment
 from likethat.metrics.purity import Purity
 from likethat.metrics.receptive_field import ReceptiveField
 from likethat.metrics.redundancy import Redundancy
+from likethat.metrics.reliability import Bin, calibration_figures, reliability
 from likethat.metrics.sparsity import Sparsity
 from likethat.metrics.stability import Stability
+from likethat.metrics.strangers import stranger_figures
 from likethat.metrics.sweep import Metric, Subject, sweep
 from likethat.metrics.transformations import Transformations
 from likethat.pipeline import explain_some
 from likethat.progress import Display
 from likethat.report.html import write_report
-from likethat.run_data import is_training_data, open_test_data
+from likethat.run_data import is_training_data, open_strangers, open_test_data
 
 # In the order of the tables.
 METRICS: tuple[type[Metric], ...] = (
@@ -63,6 +66,7 @@ class Interpretability:
     seconds: float
     figures: tuple[Figure, ...]
     by_prototype: dict[str, list[float | None]]
+    reliability: tuple[Bin, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -71,23 +75,34 @@ class Interpretability:
             "evaluation": self.evaluation.to_dict(),
             "figures": [figure.to_dict() for figure in self.figures],
             "by_prototype": self.by_prototype,
+            "reliability": [asdict(found) for found in self.reliability],
         }
 
 
-def evaluate_interpretability(classifier: Classifier, data: str | None, display: Display) -> Interpretability:
+def evaluate_interpretability(
+    classifier: Classifier, data: str | None, display: Display, ood: str | None = None
+) -> Interpretability:
     """Measures a run on its test images, keeps the result in the run folder and shows it in the report; or measures it
-    on other data, and then leaves the run as it is."""
+    on other data, and then leaves the run as it is. `ood` is a folder of pictures of other things."""
     started = time.monotonic()
     dataset, part = open_test_data(classifier, data)
+    strangers = None if ood is None else open_strangers(classifier, ood)
     subject = Subject(classifier, dataset.root, dataset.test, read_parts(dataset))
     metrics = [kind(subject) for kind in METRICS]
     logits_NK = sweep(subject, metrics, display)
+    other_MK = None if strangers is None else logits_of(classifier, strangers.root, strangers.test, display)
     result = Interpretability(
         evaluate_logits(logits_NK, subject.label_N, classifier.classes, part),
         str(dataset.root),
         time.monotonic() - started,
-        tuple(figure for metric in metrics for figure in metric.figures()),
+        (
+            *(figure for metric in metrics for figure in metric.figures()),
+            *calibration_figures(logits_NK, subject.label_N),
+            *conformal_figures(classifier.calibration, logits_NK, subject.label_N),
+            *stranger_figures(classifier.calibration, logits_NK, other_MK, str(ood)),
+        ),
         {name: _listed(value_P) for metric in metrics for name, value_P in metric.by_prototype().items()},
+        tuple(reliability(logits_NK, subject.label_N)),
     )
     if data is None or is_training_data(classifier, dataset):
         write_json(classifier.path / run_dir.INTERPRETABILITY, result.to_dict())

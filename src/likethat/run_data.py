@@ -12,13 +12,19 @@ import torch
 from likethat import run_dir
 from likethat.calibration import Calibration, calibrate, write_calibration
 from likethat.classifier import Classifier, load
+from likethat.data.cars import find_cars
+from likethat.data.cub import find_cub
 from likethat.data.dataset import PARTS, DataSet, Sample, fingerprint, open_dataset
 from likethat.errors import UserError
+from likethat.explaining.files import find_pictures
 from likethat.explaining.verify import Verification, verify
 from likethat.metrics.accuracy import Evaluation, evaluate_logits, logits_of
 from likethat.plain import PlainRun, load_plain
 from likethat.progress import Display
 from likethat.run_dir import RunRecord
+from likethat.runtime import seed_for
+
+MOST_STRANGERS = 1000  # other pictures that a run is measured against
 
 
 def load_run(run: Path, device: str) -> Classifier | PlainRun:
@@ -135,6 +141,25 @@ def open_test_data(classifier: Classifier | PlainRun, data: str | None) -> tuple
         return dataset, "test"
     _check_new_to_all(_members(classifier), data, "test")
     return dataset, "test"
+
+
+def open_strangers(classifier: Classifier, folder: str) -> DataSet:
+    """Pictures that show none of the run's classes, as the test part of a data set: all that a folder holds at any
+    depth, or, of CUB and Cars, the test images of the classes that the run does not know, cropped as it crops. Of many
+    a share is drawn, once and for all. Their labels mean nothing."""
+    root, config = Path(folder).expanduser().resolve(), run_dir.read_record(classifier.path).config
+    if not root.is_dir():
+        raise UserError(f"There is no folder {folder}; name one with pictures of other things than the run's classes.")
+    if find_cub(root) or find_cars(root):
+        dataset = open_dataset(root, seed=config.train.seed, full_images=config.data.full_images)
+        root = dataset.root
+        samples = [replace(s, label=0) for s in dataset.test if dataset.classes[s.label] not in classifier.classes]
+    else:
+        samples = [Sample(Path(path).relative_to(root).as_posix(), 0) for path in find_pictures([str(root)])[0]]
+    if not samples:
+        raise UserError(f"{folder} has no pictures of other things than the run's classes; name another folder.")
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed_for("strangers"))).tolist()
+    return DataSet(root, "folder", ("unknown",), (), (), tuple(samples[number] for number in order[:MOST_STRANGERS]))
 
 
 def open_validation_data(classifier: Classifier, data: str | None) -> DataSet:

@@ -67,6 +67,10 @@ class About:
             return self.absent("nothing to measure it on")
         return self._figure(float(values.mean()), bootstrap_interval(values), note)
 
+    def measured(self, value: float, interval: tuple[float, float], note: str) -> Figure:
+        """A value whose interval the metric works out itself."""
+        return self._figure(value, interval, note)
+
     def exact(self, value: float, note: str) -> Figure:
         """A property of the model itself, which no choice of images changes."""
         return self._figure(value, (None, None), note)

@@ -12,6 +12,8 @@ from likethat.checkpoint import read_json
 from likethat.classifier import Prototype
 from likethat.errors import UserError
 from likethat.metrics.figure import Figure
+from likethat.metrics.reliability import Bin
+from likethat.report.reliability import draw_reliability
 
 SHOWN = 5  # best prototypes, and as many worst
 
@@ -31,6 +33,7 @@ class Measured:
     images: int
     best: list[Marked]
     worst: list[Marked]
+    reliability: str | None  # an SVG
 
 
 def read_measured(run: Path, prototypes: Sequence[Prototype]) -> Measured | None:
@@ -43,11 +46,14 @@ def read_measured(run: Path, prototypes: Sequence[Prototype]) -> Measured | None
         figures = [Figure(**figure) for figure in document["figures"]]
         groups = {name: [f for f in figures if f.group == name] for name in dict.fromkeys(f.group for f in figures)}
         marked = _marked(document["by_prototype"], prototypes)
+        bins = [Bin(**found) for found in document.get("reliability", ())]
         images = int(document["evaluation"]["images"])
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(f"{path} is damaged ({error!r}); remove it and measure again.") from error
     shown = min(SHOWN, len(marked) // 2)
-    return Measured(groups, images, marked[:shown], marked[len(marked) - shown :][::-1])
+    return Measured(
+        groups, images, marked[:shown], marked[len(marked) - shown :][::-1], draw_reliability(bins) if bins else None
+    )
 
 
 def _marked(columns: dict[str, list[float | None]], prototypes: Sequence[Prototype]) -> list[Marked]:

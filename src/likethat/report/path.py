@@ -39,19 +39,19 @@ def draw_path(path: Sequence[dict[str, Any]], chosen: int, budget: int) -> str:
     ]
     for tick in ticks:
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick)}" y2="{y(tick)}" stroke="{LINE}"/>')
-        parts.append(_text(LEFT - 8, y(tick) + 4, f"{tick:.{digits}%}", SOFT, "end"))
+        parts.append(svg_text(LEFT - 8, y(tick) + 4, f"{tick:.{digits}%}", SOFT, "end"))
     for count in count_ticks(min(counts), max(counts)):
         parts.append(f'<line x1="{x(count)}" x2="{x(count)}" y1="{floor}" y2="{floor + 5}" stroke="{SOFT}"/>')
-        parts.append(_text(x(count), floor + 18, f"{count:,}", SOFT))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "connections that are not zero", SOFT))
-    parts.append(_text(LEFT - 8, 18, "accuracy on validation", SOFT, "start"))
+        parts.append(svg_text(x(count), floor + 18, f"{count:,}", SOFT))
+    parts.append(svg_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "connections that are not zero", SOFT))
+    parts.append(svg_text(LEFT - 8, 18, "accuracy on validation", SOFT, "start"))
     if min(counts) <= budget <= max(counts):
         parts.append(
             f'<line x1="{x(budget)}" x2="{x(budget)}" y1="{TOP}" y2="{floor}" stroke="{SOFT}" stroke-dasharray="4 4"/>'
         )
         anchor = "end" if x(budget) > WIDTH / 2 else "start"
         shift = -6 if anchor == "end" else 6
-        parts.append(_text(x(budget) + shift, floor - 8, f"budget {budget:,}", SOFT, anchor))
+        parts.append(svg_text(x(budget) + shift, floor - 8, f"budget {budget:,}", SOFT, anchor))
     points = " ".join(f"{x(count)},{y(share)}" for count, share in zip(counts, shares, strict=True))
     parts.append(f'<polyline points="{points}" fill="none" stroke="{ACCENT}" stroke-width="1.5"/>')
     for number, point in enumerate(points.split(" ")):
@@ -60,11 +60,11 @@ def draw_path(path: Sequence[dict[str, Any]], chosen: int, budget: int) -> str:
             parts.append(f'<circle cx="{cx}" cy="{cy}" r="9" fill="none" stroke="{ACCENT}" stroke-width="2"/>')
         parts.append(f'<circle cx="{cx}" cy="{cy}" r="3.5" fill="{ACCENT}"/>')
     here = f"{counts[chosen]:,} connections, {shares[chosen]:.1%}"
-    parts.append(_text(WIDTH - RIGHT, 18, f"chosen: {here}", INK, "end"))
+    parts.append(svg_text(WIDTH - RIGHT, 18, f"chosen: {here}", INK, "end"))
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _text(x: float, y: float, text: str, colour: str, anchor: str = "middle") -> str:
+def svg_text(x: float, y: float, text: str, colour: str, anchor: str = "middle") -> str:
     return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{text}</text>'
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from likethat.errors import UserError
 from likethat.verbs.common import CHECK_FAILED, DONE, add_level, add_verb, answer, display_of
 
 
@@ -12,6 +13,8 @@ def evaluate(args: argparse.Namespace) -> int:
     """Accuracy of a run on its test images, or on other data; on request, how good its explanations are."""
     if args.interpretability:
         return _interpretability(args)
+    if args.ood:
+        raise UserError("Other pictures are a matter of --interpretability; add that, or leave out --ood.")
     from likethat.run_data import evaluate_run, load_run
     from likethat.summary import print_evaluation
 
@@ -22,7 +25,6 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def _interpretability(args: argparse.Namespace) -> int:
     from likethat.classifier import Classifier
-    from likethat.errors import UserError
     from likethat.interpretability_run import evaluate_interpretability
     from likethat.run_data import load_run
     from likethat.summary import print_evaluation, print_figures
@@ -30,7 +32,7 @@ def _interpretability(args: argparse.Namespace) -> int:
     classifier = load_run(args.run, args.device)
     if not isinstance(classifier, Classifier):
         raise UserError(f"{args.run} is a plain classifier and has no explanations; leave out --interpretability.")
-    result = evaluate_interpretability(classifier, args.data, display_of(args))
+    result = evaluate_interpretability(classifier, args.data, display_of(args), args.ood)
 
     def show() -> None:
         print_evaluation(result.evaluation)
@@ -86,6 +88,7 @@ def info(args: argparse.Namespace) -> int:
 def add_verbs(verbs: Any) -> None:
     verb = add_verb(verbs, "evaluate", evaluate, run=True, data=True, json=True)
     verb.add_argument("--interpretability", action="store_true", help="measure the explanations too (docs/metrics.md)")
+    verb.add_argument("--ood", metavar="FOLDER", help="with it: pictures of other things, to be told from the known")
     add_verb(verbs, "verify", verify, run=True, data=True, json=True)
     verb = add_verb(verbs, "predict", predict, run=True, json=True)
     verb.add_argument("images", nargs="+", metavar="IMAGE")

@@ -1,0 +1,83 @@
+"""Is the model as often right as it says it is?
+
+Definition (Guo et al. 2017, "On calibration of modern neural networks", ICML): images are sorted into 15 bins of equal
+width by the probability of their predicted class. The expected calibration error is the difference between that
+probability and the share of right predictions, each averaged over a bin, averaged over bins by their images.
+
+Limits: on few images it is too high, even for a model that is perfectly calibrated; the note says how high for such a
+one. Only the predicted class's probability is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from likethat.metrics.figure import LOWER, RESAMPLES, About, Figure
+
+BINS = 15
+ABOUT = About("expected calibration error", LOWER, "trust", "Guo et al. 2017")
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Images whose predicted class has a probability above `low` and at most `high`."""
+
+    low: float
+    high: float
+    images: int
+    confidence: float  # mean probability of the predicted class
+    accuracy: float
+
+
+def reliability(logits_NK: Tensor, label_N: Tensor) -> list[Bin]:
+    """Bins that hold images, from doubt to certainty."""
+    confidence_N, right_N = _confidence(logits_NK, label_N)
+    bin_N = _bins(confidence_N)
+    return [
+        Bin(
+            number / BINS,
+            (number + 1) / BINS,
+            int((bin_N == number).sum()),
+            float(confidence_N[bin_N == number].mean()),
+            float(right_N[bin_N == number].mean()),
+        )
+        for number in np.unique(bin_N).tolist()
+    ]
+
+
+def calibration_figures(logits_NK: Tensor, label_N: Tensor) -> list[Figure]:
+    if not len(label_N):
+        return [ABOUT.absent("nothing to measure it on")]
+    confidence_N, right_N = _confidence(logits_NK, label_N)
+    count, generator = len(label_N), np.random.default_rng(0)
+    value = float(_errors(confidence_N[None], right_N[None])[0])
+    drawn_RN = generator.integers(count, size=(RESAMPLES, count))
+    low, high = np.percentile(_errors(confidence_N[drawn_RN], right_N[drawn_RN]), [2.5, 97.5])
+    # Small bins err by chance, and errors do not cancel: resampling shifts upwards, so the value may lie below.
+    interval = min(float(low), value), max(float(high), value)
+    perfect_RN = (generator.random((RESAMPLES, count)) < confidence_N).astype(float)
+    perfect = float(_errors(np.broadcast_to(confidence_N, perfect_RN.shape), perfect_RN).mean())
+    note = f"{count} images, on which a perfectly calibrated model would have {perfect:.1%}"
+    return [ABOUT.measured(value, interval, note)]
+
+
+def _confidence(logits_NK: Tensor, label_N: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Probability of the predicted class, and 1 where it is right."""
+    confidence_N, guess_N = logits_NK.cpu().double().softmax(1).max(1)
+    return confidence_N.numpy(), (guess_N == label_N.cpu()).double().numpy()
+
+
+def _bins(confidence: np.ndarray) -> np.ndarray:
+    return np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+
+
+def _errors(confidence_RN: np.ndarray, right_RN: np.ndarray) -> np.ndarray:
+    """The expected calibration error of each row."""
+    rows, count = confidence_RN.shape
+    cell_RN = _bins(confidence_RN) + BINS * np.arange(rows)[:, None]
+    gap_RN = (right_RN - confidence_RN).ravel()
+    total = np.bincount(cell_RN.ravel(), weights=gap_RN, minlength=rows * BINS).reshape(rows, BINS)
+    return np.asarray(np.abs(total).sum(1) / count)

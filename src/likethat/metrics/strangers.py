@@ -1,0 +1,64 @@
+"""Are pictures of unknown things told from those of known ones?
+
+Definition (Hendrycks, Gimpel 2017, "A baseline for detecting misclassified and out-of-distribution examples in neural
+networks", ICLR): pictures of known classes should look more like anything known than other pictures do. A picture's
+likeness is the points of the class that gets most. AUROC: how often a known picture has more of it than another one
+(ties count half). FPR95: the share of other pictures above the likeness that 95 % of the known ones reach. Also: the
+share of other pictures on which the model abstains.
+
+Limits: both figures say as much about the other pictures as about the model; name them with the figure.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from likethat.calibration import LEVEL, Calibration, likeness_of
+from likethat.metrics.conformal import prediction_sets
+from likethat.metrics.figure import HIGHER, LOWER, RESAMPLES, About, Figure
+
+GROUP, SOURCE = "trust", "Hendrycks, Gimpel 2017"
+AUROC = About("AUROC of likeness, known against other pictures", HIGHER, GROUP, SOURCE)
+FPR95 = About("other pictures above 95% of known ones", LOWER, GROUP, SOURCE)
+ABSTAINS = About(f"abstains on other pictures at {LEVEL:.0%}", HIGHER, GROUP, "this project")
+NONE_GIVEN = "no other pictures were given; name a folder of some with --ood FOLDER"
+
+
+def auroc(known_n: np.ndarray, other_m: np.ndarray) -> float:
+    """How often a known value is the larger one of a pair; equal ones count half."""
+    other_m = np.sort(other_m)
+    below, up_to = (np.searchsorted(other_m, known_n, side=side) for side in ("left", "right"))
+    return float((below + up_to).mean() / (2 * len(other_m)))
+
+
+def fpr95(known_n: np.ndarray, other_m: np.ndarray) -> float:
+    """The share of other values that reach what 95 % of the known ones reach."""
+    least = np.sort(known_n)[::-1][math.ceil(0.95 * len(known_n)) - 1]
+    return float((other_m >= least).mean())
+
+
+def stranger_figures(
+    calibration: Calibration | None, known_NK: Tensor, other_MK: Tensor | None, what: str
+) -> list[Figure]:
+    """`what` says which the other pictures are."""
+    if other_MK is None:
+        return [about.absent(NONE_GIVEN) for about in (AUROC, FPR95, ABSTAINS)]
+    known_n, other_m = (likeness_of(logits).cpu().double().numpy() for logits in (known_NK, other_MK))
+    generator = np.random.default_rng(0)
+    drawn = [
+        (generator.choice(known_n, len(known_n)), generator.choice(other_m, len(other_m))) for _ in range(RESAMPLES)
+    ]
+    note = f"{len(known_n)} images against {len(other_m)}: {what}"
+    figures = []
+    for about, measure in ((AUROC, auroc), (FPR95, fpr95)):
+        low, high = np.percentile([measure(*values) for values in drawn], [2.5, 97.5])
+        figures.append(about.measured(measure(known_n, other_m), (float(low), float(high)), note))
+    if calibration is None:
+        return [*figures, ABSTAINS.absent("the run is not calibrated; `likethat calibrate RUN` does that")]
+    unlike_M = torch.tensor([calibration.is_unlike(likeness) for likeness in other_m.tolist()])
+    empty_M = ~prediction_sets(calibration, other_MK, LEVEL).any(1)
+    return [*figures, ABSTAINS.proportion(unlike_M | empty_M, f"{len(other_m)} pictures: {what}")]
