@@ -290,6 +290,11 @@ def test_an_edited_run_is_a_run_like_any_other(run: Path, edited: Path, capsys: 
     pruned, both = run.parent / "pruned", run.parent / "both"
     assert main(["prune", str(edited), "--out", str(pruned), "--keep-one"]) == 0
     assert run_dir.read_edits(pruned) == run_dir.read_edits(edited)
+    capsys.readouterr()
+    assert main(["info", str(pruned), "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert described["connections_to_other_classes"] == line_of(pruned, "prune")["nonzero_negative"]  # the later step
+    assert list(described["validation"])[-2:] == ["before_pruning", "after_pruning"]
     names = [prototype.name for prototype in load(pruned, "cpu").prototypes]
     kept = any(
         (p.path, p.row) == (q.path, q.row) for p in load(pruned).prototypes for q in [load(edited).prototypes[0]]

@@ -70,17 +70,14 @@ def describe_run(run: Path) -> dict[str, Any]:
     if "last_layer" in steps:
         description["validation"]["after_last_layer"] = steps["last_layer"]["val"]["accuracy"]
         description["connections_to_other_classes"] = steps["last_layer"]["nonzero_negative"]
-    if "prune" in steps:
-        description.setdefault("validation", {}).update(
-            before_pruning=steps["prune"]["before"]["accuracy"], after_pruning=steps["prune"]["after"]["accuracy"]
-        )
-        description["connections_to_other_classes"] = steps["prune"]["nonzero_negative"]
+    shaped = {"prune": "pruning", "edit": "editing"}  # in whatever order it was done
+    for entry in (entry for entry in metrics if entry["stage"] in shaped):
+        for when in ("before", "after"):
+            name = f"{when}_{shaped[entry['stage']]}"
+            description.setdefault("validation", {})[name] = entry[when]["accuracy"]
+        description["connections_to_other_classes"] = entry["nonzero_negative"]
     if "edit" in steps:
         description["edited_from"] = steps["edit"]["from"]
-        description.setdefault("validation", {}).update(
-            before_editing=steps["edit"]["before"]["accuracy"], after_editing=steps["edit"]["after"]["accuracy"]
-        )
-        description["connections_to_other_classes"] = steps["edit"]["nonzero_negative"]
     if "test" in steps:
         description["test"] = {key: steps["test"][key] for key in ("images", "accuracy", "top5_accuracy")}
     if "test_projection" in steps and not {"prune", "edit"} & steps.keys():
