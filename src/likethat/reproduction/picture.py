@@ -36,7 +36,8 @@ def draw_table(study: Study, rows: Sequence[Row]) -> str:
 
 
 def _column(study: Study) -> int:
-    return (1 + len(study.presets)) * STEP + GAP
+    """Wide enough for its points and for the longest name below."""
+    return max((1 + len(study.presets)) * STEP + GAP, 8 * max(map(len, study.backbones)))
 
 
 def _draw_block(study: Study, rows: Sequence[Row], width: int, heading: str) -> list[str]:
