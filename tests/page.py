@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,23 @@ class Page:
         return self.all(selector)[0]
 
     def text(self, selector: str) -> str:
-        return str(self.one(selector).text)
+        script = "return document.querySelector(arguments[0])?.innerText"
+        return str(self.until(lambda: self.driver.execute_script(script, selector), selector))
+
+    def click(self, selector: str) -> None:
+        self.until(lambda: [self.one(selector).click()], selector)
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
+        """Waits for it. An element that the page has just replaced is looked for again."""
+        from selenium.common.exceptions import StaleElementReferenceException
+
         end = time.monotonic() + 20
-        while not (value := condition()):
+        while True:
+            with suppress(StaleElementReferenceException):
+                if value := condition():
+                    return value
             assert time.monotonic() < end, f"{what} did not come; {self.driver.get_log('browser')}"
             time.sleep(0.02)
-        return value
 
     def upload(self, *paths: Path) -> None:
         self.one("#choose").send_keys("\n".join(map(str, paths)))

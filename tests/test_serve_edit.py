@@ -178,18 +178,18 @@ def test_correcting_in_the_browser(run: Path) -> None:
         page.upload(pictures[0])
         page.all(".evidence-row")
         page.open("/correct", ".start button")
-        page.one(".start button").click()
+        page.click(".start button")
         cards = page.all(".pick")
         assert len(cards) == 9
         assert page.all("#undo:disabled, #redo:disabled")
         assert "Your picture" in page.text(".effect")
 
         chosen = driver.current_url.partition("prototype=")[2].partition("&")[0]
-        page.one("#ban").click()
+        page.click("#ban")
         assert page.one("#who:invalid"), "it must be said who corrects"
         page.one("#who").send_keys("Ada Byron")
-        page.one(".reasons button").click()
-        page.one("#ban").click()
+        page.click(".reasons button")
+        page.click("#ban")
         page.until(lambda: len(page.all(".pick")) == 8, "one less")
         assert f"Banned {chosen}" in page.text(".done")
         assert "Ada Byron" in page.text("#history")
@@ -197,29 +197,29 @@ def test_correcting_in_the_browser(run: Path) -> None:
         page.until(lambda: "→" in page.text(".effect table"), "the picture before and after")
         driver.refresh()
         assert len(page.all(".pick")) == 8, "corrections outlive a reload"
-        page.one("#undo").click()
+        page.click("#undo")
         page.until(lambda: len(page.all(".pick")) == 9, "it is back")
         assert "undone" in page.text("#history")
-        page.one("#redo").click()
+        page.click("#redo")
         page.until(lambda: len(page.all(".pick")) == 8, "gone again")
 
         page.one("#name").send_keys(NASTY, Keys.ENTER)
         page.until(lambda: NASTY in page.text(".panel h2"), "its name")
-        page.one("#replace summary").click()
-        page.one("#replace .choice").click()
+        page.click("#replace summary")
+        page.click("#replace .choice")
         page.until(lambda: "Replaced" in page.text(".done"), "another patch")
-        page.one(".panel details summary").click()  # merging
-        page.one(".choice input").click()
-        page.one(".panel details button:not(.choice)").click()
+        page.click(".panel details summary")  # merging
+        page.click(".choice input")
+        page.click(".panel details button:not(.choice)")
         page.until(lambda: len(page.all(".pick")) == 7, "two became one")
 
-        page.one(".saver summary").click()
-        page.one(".saver form .primary").click()
+        page.click(".saver summary")
+        page.click(".saver form .primary")
         page.until(lambda: "Saved as run-corrected" in page.text("[aria-live] .done, .saved"), "the new run")
         kinds = [json.loads(line)["kind"] for line in (run.parent / "run-corrected" / "edits.jsonl").open()]
         assert kinds == ["ban", "name", "replace", "merge"]
-        page.one(".saver summary").click()
-        page.one(".saver form .primary").click()
+        page.click(".saver summary")
+        page.click(".saver form .primary")
         page.until(lambda: "choose another name" in page.text(".problem"), "that the name is taken")
         severe = [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
         assert not [entry for entry in severe if entry["source"] != "network"]
@@ -258,7 +258,7 @@ def test_neighbours_are_searched_for_on_request(run: Path) -> None:
         page = Page(driver, client)
         assert client.post("/api/atlas").status_code == 403
         page.open("/prototypes/1", "#search-neighbours")
-        page.one("#search-neighbours").click()
+        page.click("#search-neighbours")
         assert len(page.all(".neighbours li")) == 10
         entry = client.get("/api/prototypes/1").json()
         assert entry["purity"] == sum(found["class"] == entry["class"] for found in entry["train"]) / 5

@@ -9,11 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from browser import chromium
+from explain_run import make_run
 from page import Page
 from runs import DEFAULT, likethat, make_tiny_birds
 from serving import server_of, serving
 
+from likethat.calibration import Calibration
 from likethat.classifier import load
 
 
@@ -91,7 +94,7 @@ def test_upload_point_switch_compare_and_reload(
     other.click()
     page.until(lambda: page.text(".evidence h2") == f"Evidence for {name}", "the other class")
     assert best in page.text("h1"), "the verdict is still the model's"
-    page.one("#compare option[value]:nth-child(2)").click()
+    page.click("#compare option[value]:nth-child(2)")
     page.until(lambda: "rather than" in page.text(".evidence h2"), "the comparison")
     address, shown = page.driver.current_url, page.text(".evidence")
     page.driver.refresh()
@@ -202,7 +205,7 @@ def test_browse_search_and_one_prototype(page: Page, client: httpx.Client, run: 
     assert "search=" in address
     page.driver.refresh()
     assert len(page.all(".card")) == len(own)
-    page.one(".card").click()
+    page.click(".card")
     page.all(".one-prototype")
     entry = client.get(page.driver.current_url.replace("/prototypes/", "/api/prototypes/")).json()
     assert len(page.all(".neighbours li")) == len(entry["train"]) + len(entry["test"])
@@ -277,3 +280,63 @@ def test_text_has_enough_contrast(page: Page, pictures: list[Path], scheme: str)
     for text, ink, ground in found:
         light, dark = sorted((luminance(tuple(ink[:3])), luminance(tuple(ground[:3]))), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ink, ground)
+
+
+def test_what_the_run_promises_is_told(browser: Any, run: Path, pictures: list[Path]) -> None:
+    classifier = load(run, "cpu")
+    nothing_is_like = Calibration((0.0,) * 99, (1e9,) * 99)
+    every_class_fits = Calibration((1.0,) * 99, (-1e9,) * 99)
+    best_alone = Calibration((1 - 1e-12,) * 99, (-1e9,) * 99)  # of a certain prediction
+    with serving(classifier) as client:
+        page = Page(browser, client)
+        page.open("/", ".zone")
+        page.upload(pictures[0])
+        page.all(".pledge")
+
+        def told(calibration: Calibration | None, level: str = "") -> str:
+            classifier.calibration = calibration
+            page.open(f"{page.driver.current_url.removeprefix(page.base).partition('?')[0]}{level}", ".pledge")
+            return page.text(".pledge")
+
+        assert "likethat calibrate" in told(None)
+        text = told(nothing_is_like)
+        assert "Unlike everything the model knows" in text
+        assert page.text(".pledge a").lower().startswith("prototype ")
+        assert "least unlike" in page.text(".verdict-bar")
+        assert told(every_class_fits).startswith(f"One of these {len(classifier.classes)}: ")
+        assert "too few validation pictures" in told(Calibration((0.5,), (0.0,)))
+        with torch.no_grad():
+            classifier.networks[0].last_layer.weight.mul_(1000)
+        assert " and no other class" in told(best_alone, "?level=0.9")
+        assert "90 %" in page.text(".pledge option:checked")
+
+
+def test_names_are_text_and_never_markup(browser: Any, tmp_path: Path) -> None:
+    nasty = '<img src=x onerror="document.title=1">'
+    run = make_run(tmp_path, ("finch", nasty, "wren"))
+    with serving(load(run.path, "cpu")) as client:
+        page = Page(browser, client)
+        page.open("/", ".zone")
+        assert nasty in page.text(".chips")
+        picture = tmp_path / "b&<b>.png"
+        picture.write_bytes((run.root / run.samples[3].path).read_bytes())
+        page.upload(picture)
+        assert nasty in page.text(".classes")
+        for path, wait in (("/browse", ".card"), ("/prototypes/2", ".one-prototype"), ("/api", ".docs")):
+            page.open(path, wait)
+        page.open("/browse", ".card")
+        assert nasty in page.text(".browse-list")
+        assert not page.driver.find_elements("css selector", "img[src=x]")
+
+
+def test_the_token_is_asked_for_in_the_browser(browser: Any, run: Path) -> None:
+    with serving(load(run, "cpu"), token="a token for this test") as client:
+        page = Page(browser, client)
+        page.open("/browse", "input[type=password]")
+        page.one("input").send_keys("wrong")
+        page.click("button")
+        assert "not the token" in page.text("[role=alert]")
+        page.one("input").send_keys("a token for this test")
+        page.click("button")
+        assert page.one(".zone")
+        page.open("/browse", ".card")

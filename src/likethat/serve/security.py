@@ -16,7 +16,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 COOKIE = "likethat"
 EDIT_HEADER = "x-likethat-edit"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-LOGIN, OPEN = "/login", frozenset({"/login", "/health", "/static/base.css", "/static/app.css"})
+LOGIN, OPEN = "/login", frozenset({"/login", "/health", "/static/base.css", "/static/app.css", "/static/icon.svg"})
 LOGIN_BYTES = 4096
 
 HEADERS = {
@@ -26,7 +26,7 @@ HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with none at all, browsers hide the origin of the login form too
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
@@ -158,6 +158,7 @@ def login_page(wrong: bool) -> HTMLResponse:
     return HTMLResponse(
         f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>likethat: token</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="/static/icon.svg">
 <link rel="stylesheet" href="/static/base.css"><link rel="stylesheet" href="/static/app.css"></head>
 <body><main class="login"><h1>This server asks for a token</h1>
 <p class="soft">It was printed where the server was started.</p>{note}
