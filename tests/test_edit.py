@@ -23,7 +23,7 @@ from likethat.errors import UserError
 from likethat.explaining.explanation import explain
 from likethat.run_data import open_run_data
 from likethat.training import latents as latents_module
-from likethat.training.engine import score_images
+from likethat.training.engine import last_layer_images, score_images
 from likethat.training.last_layer import kkt_residual, solve_last_layer
 from likethat.training.losses import leave_source_out
 
@@ -65,6 +65,8 @@ def scores_of(run: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     samples = dataset.part(part)
     pixels = decode_samples(dataset.root, samples, classifier.networks[0].backbone.input_size).pixels
     images = hold(pixels, samples, torch.device("cpu"))
+    if part == "train":  # as the last layer sees them
+        images = last_layer_images(images, run_dir.read_record(run).config)
     return score_images(classifier.networks[0], images), images.label_N
 
 

@@ -18,10 +18,13 @@ from runs import DEFAULT, make_tiny_birds
 from likethat import run_dir
 from likethat.classifier import Classifier, load
 from likethat.cli import main
+from likethat.data.cache import decode_samples
 from likethat.data.dataset import DataSet, Sample
+from likethat.data.loaders import hold
 from likethat.errors import UserError
 from likethat.report.path import count_ticks, draw_path
 from likethat.run_data import open_run_data
+from likethat.training.engine import last_layer_images
 from likethat.training.last_layer import kkt_residual
 from likethat.training.prune import PathPoint, choose_point, own_neighbours, prototypes_to_keep
 
@@ -92,12 +95,14 @@ def test_the_rule_is_the_papers(run: Path, pruned: Path) -> None:
 
 
 def test_the_last_layer_is_optimal_again(pruned: Path) -> None:
-    """On scores in which no prototype judges the picture it was cut from, as in training."""
-    classifier = load(pruned, "cpu")
+    """On views, whose scores no prototype gives that was cut from the picture, as in training."""
+    classifier, config = load(pruned, "cpu"), run_dir.read_record(pruned).config
     dataset = open_run_data(classifier, None)
+    pixels = decode_samples(dataset.root, dataset.train, config.model.input_size).pixels
+    views = last_layer_images(hold(pixels, dataset.train, torch.device("cpu")), config)
     rows = []
-    for sample in dataset.train:
-        score = classifier.outputs([classifier.prepare(dataset.root / sample.path)])[0].score_BP[0].tolist()
+    for number, sample in enumerate(dataset.train):
+        score = classifier.networks[0](views.batch(torch.tensor([number]))[0]).score_BP[0].tolist()
         fair = list(score)
         for p, prototype in enumerate(classifier.prototypes):
             if prototype.path == sample.path:
@@ -109,7 +114,7 @@ def test_the_last_layer_is_optimal_again(pruned: Path) -> None:
                 fair[p] = sum(mates) / len(mates) if mates else score[p]
         rows.append(fair)
     label_N = torch.tensor([sample.label for sample in dataset.train])
-    settings = run_dir.read_record(pruned).config.train
+    settings = config.train
     residual = kkt_residual(
         classifier.weight_KP,
         torch.tensor(rows),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from likethat.config import AugmentConfig, resolve
 from likethat.data.augment import draw_views, show, shown_images
-from likethat.data.loaders import training_batches
+from likethat.data.loaders import one_view_each, training_batches
 from likethat.errors import UserError
 from likethat.training.phases import make_plan, start_stage
 from likethat.training.project import project
@@ -103,6 +103,16 @@ def test_an_erased_view_has_one_gray_hole_of_the_stated_size() -> None:
     assert (views[views < 0.9] == 0.5).all()
     assert (share > 0).all()
     assert float(share.max()) < 0.22
+
+
+def test_the_view_of_an_image_is_the_same_in_any_batch() -> None:
+    images = random_images(12, 3)
+    views = one_view_each(images, resolve("default").augment, seed=5)
+    together, labels = views.batch(torch.arange(12))
+    alone = torch.cat([views.batch(torch.tensor([number]))[0] for number in range(12)])
+    assert torch.allclose(together, alone, atol=1e-3)
+    assert torch.equal(labels, images.label_N)
+    assert ((together - images.batch(torch.arange(12))[0]).abs().mean((1, 2, 3)) > 0.01).all(), "views, not pictures"
 
 
 def test_a_piece_comes_from_the_picture_before_and_is_told() -> None:

@@ -20,11 +20,12 @@ from likethat.edit_history import Edit
 from likethat.errors import UserError
 from likethat.explaining.explanation import class_number
 from likethat.explaining.gallery import draw_prototypes
+from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Display
 from likethat.run_dir import RunRecord
 from likethat.shape import read_images, rebuild, source_images
 from likethat.training.candidates import Patch
-from likethat.training.engine import measure
+from likethat.training.engine import last_layer_images, measure
 from likethat.training.latents import Latents, cache_latents, score_latents
 from likethat.training.project import Projection
 from likethat.training.prune import CachedScores, refit_last_layer
@@ -38,7 +39,7 @@ class Column:
     patch: Patch
     vector_D: Tensor
     unprojected_D: Tensor
-    score_N: dict[str, Tensor]  # by part
+    score_N: dict[str, Tensor]  # of the 'views' and 'val'
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,20 +55,21 @@ class State:
 
 @dataclass(frozen=True)
 class Workshop:
-    """A run with the latent maps of its training and validation images. Nothing in it changes."""
+    """A run with the latent maps of its training images, of the views that the last layer learns from, and of its
+    validation images. Nothing in it changes."""
 
     original: Classifier
     record: RunRecord
     dataset: DataSet
     sha256: dict[str, str]
-    latents: dict[str, Latents]  # by part
+    latents: dict[str, Latents]  # 'train', 'views' and 'val'
     scratch: tempfile.TemporaryDirectory[str]  # for pictures of new prototypes
 
     def start(self) -> State:
         """The run as it is."""
         network = self.original.networks[0]
         layer, prototypes = network.prototype_layer, self.original.prototypes
-        scores = {part: score_latents(layer, found) for part, found in self.latents.items()}
+        scores = self._scores_by(layer)
         columns = tuple(
             Column(
                 prototype,
@@ -85,10 +87,10 @@ class Workshop:
 
     def solve(self, columns: tuple[Column, ...]) -> State:
         """With the last layer that is optimal for these prototypes, found from the scores alone."""
-        settings, label_N = self.record.config.train, self.latents["train"].label_N
+        settings, label_N = self.record.config.train, self.latents["views"].label_N
         source_P = torch.tensor([column.patch.image for column in columns], device=label_N.device)
         scores = CachedScores(
-            _scores(columns, "train"),
+            _scores(columns, "views"),
             label_N,
             self._classes(columns),
             len(self.original.classes),
@@ -110,8 +112,11 @@ class Workshop:
         folder = Path(tempfile.mkdtemp(dir=self.scratch.name))
         (drawn,) = draw_prototypes(folder, model, place, [sample], self.dataset.root, self.sha256, classes)
         prototype = replace(drawn, id=old.id, crop=str(folder / drawn.crop), source=str(folder / drawn.source))
-        scores = {part: score_latents(alone, found)[:, 0] for part, found in self.latents.items()}
+        scores = {part: score_N1[:, 0] for part, score_N1 in self._scores_by(alone).items()}
         return Column(prototype, patch, vector_D, vector_D, scores)
+
+    def _scores_by(self, layer: PrototypeLayer) -> dict[str, Tensor]:
+        return {part: score_latents(layer, self.latents[part]) for part in ("views", "val")}
 
     def classifier(self, state: State) -> Classifier:
         """Shares everything before the prototypes with the run's own."""
@@ -151,11 +156,11 @@ def open_workshop(run: Path, data: str | None, device: str, display: Display) ->
     try:
         folder = Path(scratch.name)
         prepared = read_images(classifier, record, data, folder, display)
-        latents = {}
-        for part in ("train", "val"):
-            with display.task(f"latent maps of the {part} images") as advance:
-                images, file = prepared.images[part], folder / f"{part}.bin"
-                latents[part] = cache_latents(classifier.networks[0], images, file, advance)
+        train, latents = prepared.images["train"], {}
+        parts = {"train": train, "views": last_layer_images(train, record.config), "val": prepared.images["val"]}
+        for part, images in parts.items():
+            with display.task(f"latent maps ({part})") as advance:
+                latents[part] = cache_latents(classifier.networks[0], images, folder / f"{part}.bin", advance)
         shutil.rmtree(folder / Path(run_dir.PIXELS).parent, ignore_errors=True)
         return Workshop(classifier, record, prepared.dataset, dict(prepared.sha256), latents, scratch)
     except BaseException:

@@ -23,7 +23,7 @@ from likethat.pipeline import Prepared, make_record, prepare
 from likethat.progress import Display
 from likethat.run_data import with_labels_of
 from likethat.run_dir import RunRecord
-from likethat.training.engine import score_images
+from likethat.training.engine import last_layer_images, score_images
 from likethat.training.nearest import nearest_patches
 from likethat.training.prune import CachedScores
 
@@ -62,9 +62,10 @@ def open_member(
     source_P = torch.tensor(source_images(prototypes, dataset), device=device)
     scores = {}
     for part, images in prepared.images.items():
+        # As in training: the last layer learns from views, and tied prototypes do not judge what they were cut from.
+        scored = last_layer_images(images, record.config) if part == "train" else images
         with display.task(f"scores of the {part} images") as advance:
-            score_NP = score_images(network, images, advance)
-        # As in training: tied prototypes do not judge the images they were cut from.
+            score_NP = score_images(network, scored, advance)
         unfair = source_P if part == "train" and record.config.train.tie else None
         scores[part] = CachedScores(score_NP, images.label_N, class_P, network.num_classes, unfair)
     nearest_Pk = None

@@ -30,6 +30,9 @@ class Views:
     def to(self, device: torch.device) -> Views:
         return Views(*(send(value, device) for value in vars(self).values()))
 
+    def __getitem__(self, index_b: Tensor) -> Views:
+        return Views(*(value[index_b] for value in vars(self).values()))
+
 
 def draw_views(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> Views:
     warp_B33, bend_B2GG = draw_warps(batch, aspect, config, generator)

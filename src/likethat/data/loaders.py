@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from likethat.config import AugmentConfig
+from likethat.data.augment import Views, draw_views, show
 from likethat.data.dataset import Sample
 from likethat.runtime import send
 
@@ -37,6 +39,24 @@ class Images:
         else:
             pixel_BHW3 = send(self.pixel_NHW3[index_B.cpu()], self.device)
         return pixel_BHW3, self.label_N[send(index_B, self.device)]
+
+
+@dataclass
+class ViewedImages(Images):
+    """One view of every picture, always the same."""
+
+    views: Views
+
+    def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
+        x_B3HW, label_B = super().batch(index_B)
+        return show(x_B3HW, self.views[index_B.cpu()].to(self.device)), label_B
+
+
+def one_view_each(images: Images, config: AugmentConfig, seed: int) -> ViewedImages:
+    height, width = images.pixel_NHW3.shape[1:3]
+    config = replace(config, cutmix=0.0)  # a view of one picture
+    views = draw_views(len(images), height / width, config, torch.Generator().manual_seed(seed))
+    return ViewedImages(images.pixel_NHW3, images.label_N, images.device, views)
 
 
 def to_unit(pixel_BHW3: Tensor) -> Tensor:

@@ -8,9 +8,11 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from likethat.data.loaders import Images, plain_batches
+from likethat.config import Config
+from likethat.data.loaders import Images, one_view_each, plain_batches
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
+from likethat.runtime import seed_for
 
 EVAL_BATCH = 64
 
@@ -26,6 +28,12 @@ def batches_of(images: Images, advance: Advance | None = None) -> Iterator[tuple
         yield (index_B, *images.batch(index_B))
         if advance:
             advance(int(index_B[-1]) + 1, len(images))
+
+
+def last_layer_images(train: Images, config: Config) -> Images:
+    """What the last layer learns from: a view of every training image. The pictures themselves are known by heart, so
+    connections learned from them are too sure of themselves."""
+    return one_view_each(train, config.augment, seed_for(config.train.seed, "last layer"))
 
 
 @torch.no_grad()

@@ -17,7 +17,14 @@ from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.progress import Display
 from likethat.training.choose import embed_sources, start_from_classifier
-from likethat.training.engine import accuracy, classify_images, measure, mixed_precision, score_images
+from likethat.training.engine import (
+    accuracy,
+    classify_images,
+    last_layer_images,
+    measure,
+    mixed_precision,
+    score_images,
+)
 from likethat.training.last_layer import solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
 from likethat.training.losses import Costs, classifier_costs, leave_source_out, protopnet_costs
@@ -135,7 +142,7 @@ def optimise_last_layer(
     unsolved_KP = model.last_layer.weight.detach().clone()
     started = time.monotonic()
     with display.task("scores of the training images") as advance:
-        score_NP = score_images(model, train, advance)
+        score_NP = score_images(model, last_layer_images(train, config), advance)
     if config.train.tie:
         assert progress.projection is not None
         image_N1 = torch.arange(len(train), device=train.device)[:, None]
