@@ -199,6 +199,7 @@ def test_the_command_shows_the_method(run: TinyRun, tmp_path: Path, capsys: pyte
         pages[method] = (out / "explanations.html").read_text()
         sheets[method] = (out / "0.png").read_bytes()
         assert f"<span>{title}</span>" in pages[method]
+        assert ("painted over" in pages[method]) == (method == "occlusion")
         document: dict[str, Any] = json.loads((out / "explanations.json").read_text())
         assert document["images"][0]["attribution"] == method
     assert len(set(pages.values())) == len(set(sheets.values())) == 3

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from likethat.calibration import LEVEL, Calibration, conformal_threshold, likeness_of
-from likethat.metrics.figure import HIGHER, LOWER, About, Figure
+from likethat.metrics.figure import LOWER, NEITHER, About, Figure
 
 LEVELS = (0.8, 0.9, LEVEL)
 GROUP, SOURCE = "trust", "Vovk et al. 2005"
@@ -23,7 +23,7 @@ ABSTAINS = About(f"abstains on known classes at {LEVEL:.0%}", LOWER, GROUP, "thi
 
 
 def conformal_figures(calibration: Calibration | None, logits_NK: Tensor, label_N: Tensor) -> list[Figure]:
-    abouts = {level: About(f"true class in the set, promised {level:.0%}", HIGHER, GROUP, SOURCE) for level in LEVELS}
+    abouts = {level: About(f"true class in the set, promised {level:.0%}", NEITHER, GROUP, SOURCE) for level in LEVELS}
     if calibration is None:
         why = "the run is not calibrated; `likethat calibrate RUN` does that"
         return [about.absent(why) for about in (*abouts.values(), SIZE, ABSTAINS)]
