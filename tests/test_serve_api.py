@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from serving import form, gauge, server_of, serving, until
 
 from likethat.classifier import Classifier, load
 from likethat.cli import main
+from likethat.explaining.explanation import explain
 from likethat.serve.limits import Limits
 
 
@@ -256,3 +258,21 @@ def test_limits_of_bytes_pixels_number_and_time(run: TinyRun, pictures: list[Pat
             assert status(content=endless()) == 413
         assert gauge(client, "slots_taken") == 0
         assert len(server_of(client).store) == 0, "what is only explained is not kept"
+
+
+def test_combined_networks_are_served_too(run: TinyRun, pictures: list[Path]) -> None:
+    """Each with its own input; the points of both stand in one sheet."""
+    first, second = load(run.path, "cpu"), load(run.path, "cpu")
+    count = len(first.prototypes)
+    prototypes = [*first.prototypes, *(replace(p, id=count + p.id, member=1) for p in second.prototypes)]
+    both = Classifier(run.path, first.classes, [first.networks[0], second.networks[0]], prototypes)
+    with serving(both) as client:
+        (image,) = client.post("/api/explain", files=form(pictures[0])).json()["images"]
+        alone = explain(first, pictures[0])
+        assert image["predicted"] == alone.predicted.name
+        assert image["classes"][0]["logit"] == pytest.approx(2 * alone.predicted.logit, abs=1e-4)
+        (kept,) = client.post("/api/pictures", files=form(pictures[0])).json()["pictures"]
+        shown = client.get(f"/api/pictures/{kept['id']}").json()
+        numbers = {row["prototype"] for row in shown["sheets"][0]["rows"]}
+        assert max(numbers) >= count > min(numbers)
+        assert client.get(f"/prototypes/{max(numbers)}/crop.jpg").status_code == 200

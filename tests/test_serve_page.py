@@ -183,6 +183,10 @@ def test_keyboard_alone(page: Page, pictures: list[Path]) -> None:
     assert page.focused() == second
     assert "lit" in rows[1].get_attribute("class")
     assert f"/prototypes/{second}" in page.one(".two-up a").get_attribute("href")
+    page.driver.execute_script("document.getElementById('compare').focus()")
+    page.press(Keys.ARROW_DOWN)
+    page.until(lambda: "rather than" in page.text(".evidence h2"), "the comparison")
+    page.until(lambda: page.focused() == "compare", "focus where it was")
     unnamed = page.driver.execute_script("""
         const name = (e) => e.getAttribute("aria-label") || e.title || e.textContent.trim() ||
           [...(e.labels ?? [])].map((label) => label.textContent).join("") || e.querySelector("img")?.alt;

@@ -68,15 +68,15 @@ def api_routes(server: Server) -> APIRouter:
         most: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     ) -> JSONResponse:
         server.check_classes(class_name)
-        word = search.strip().lower()
+        word, catalogue = search.strip().lower(), server.catalogue
         found = [
             entry
-            for entry in server.catalogue.entries
+            for entry in await server.in_thread(lambda: catalogue.entries)  # made when first asked for
             if (class_name is None or entry["class"] == class_name)
             and (not word or any(word in str(entry[key] or "").lower() for key in ("class", "name", "path")))
         ]
         shown = found[start : start + most]
-        return JSONResponse({"count": len(found), "atlas": bool(server.catalogue.atlas), "prototypes": shown})
+        return JSONResponse({"count": len(found), "atlas": bool(catalogue.atlas), "prototypes": shown})
 
     @router.get(
         "/api/prototypes/{id}",
@@ -84,7 +84,7 @@ def api_routes(server: Server) -> APIRouter:
         summary="One prototype with its nearest patches",
     )
     async def prototype(id: Annotated[int, Path(ge=0, le=10_000_000)]) -> JSONResponse:
-        return JSONResponse({**find_prototype(server, id), **server.catalogue.neighbours(id)})
+        return JSONResponse({**await find_prototype(server, id), **server.catalogue.neighbours(id)})
 
     @router.get("/health", responses={200: {"model": HealthAnswer}, **documented(403)}, summary="Whether it answers")
     async def health() -> JSONResponse:
@@ -110,8 +110,9 @@ def api_routes(server: Server) -> APIRouter:
     return router
 
 
-def find_prototype(server: Server, id: int) -> dict[str, Any]:
-    entry = server.catalogue.by_id.get(id)
+async def find_prototype(server: Server, id: int) -> dict[str, Any]:
+    catalogue = server.catalogue
+    entry = (await server.in_thread(lambda: catalogue.by_id)).get(id)
     if entry is None:
         raise Refused(404, f"There is no prototype {id}.")
     return entry

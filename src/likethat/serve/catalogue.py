@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Catalogue:
     address: str = "/prototypes"  # of the pictures
     version: int = 0  # in the address of the pictures, so that browsers notice when they change
     scratch: Path | None = None  # where pictures lie besides the run folder
+    _pictures: dict[int, dict[str, Any]] = field(default_factory=dict)  # by prototype, once they were asked for
 
     @cached_property
     def entries(self) -> list[dict[str, Any]]:
@@ -77,6 +78,11 @@ class Catalogue:
         }
 
     def pictures_of(self, prototype: Prototype) -> dict[str, Any]:
+        if prototype.id not in self._pictures:
+            self._pictures[prototype.id] = self._look_at(prototype)
+        return self._pictures[prototype.id]
+
+    def _look_at(self, prototype: Prototype) -> dict[str, Any]:
         source = read_picture(self.classifier.path, prototype.source)
         x0, y0, x1, y1 = prototype.source_box
         crop, picture = (f"{self.address}/{prototype.id}/{kind}.jpg?v={self.version}" for kind in ("crop", "source"))

@@ -111,7 +111,7 @@ def page_routes(server: Server) -> APIRouter:
 
     @router.get("/prototypes/{id}/{kind}.jpg")
     async def prototype_picture(id: int, kind: str) -> Response:
-        find_prototype(server, id)
+        await find_prototype(server, id)
         if kind not in ("crop", "source"):
             raise Refused(404, "There is no such picture.")
         return Response(server.catalogue.picture(id, kind), media_type="image/jpeg", headers=PICTURE_AGE)

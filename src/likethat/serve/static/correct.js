@@ -24,8 +24,13 @@ function invitation(page, state) {
   const { run } = page;
   const start = make("button", { class: "button primary", onclick: async () => {
     start.disabled = true;
-    await post(run, "/api/edit/open");
-    correct(page);
+    try {
+      await post(run, "/api/edit/open");
+      page.again();
+    } catch (error) {
+      start.disabled = false;
+      start.after(problemBox(error));
+    }
   } }, state.state === "failed" ? "Try again" : "Start correcting");
   return make("div", { class: "welcome" },
     make("h1", {}, "Correct what the model looks at"),

@@ -73,9 +73,16 @@ export function problemBox(error, ...more) {
   return make("div", { class: "problem", role: "alert" }, make("strong", {}, "That did not work. "), error.message, ...more);
 }
 
-/** Sends what changes something; only pages of this server know the token. */
-export function post(run, path, body = {}) {
-  return request(path, { method: "POST", headers: { "Content-Type": "application/json", "X-Likethat-Edit": run.edit_token }, body: JSON.stringify(body) });
+/** Sends what changes something; only pages of this server know the token. It is another one after a restart. */
+export async function post(run, path, body = {}) {
+  const send = () => request(path, { method: "POST", headers: { "Content-Type": "application/json", "X-Likethat-Edit": run.edit_token }, body: JSON.stringify(body) });
+  try {
+    return await send();
+  } catch (error) {
+    if (error.status !== 403) throw error;
+    run.edit_token = (await request("/api/run")).edit_token;
+    return send();
+  }
 }
 
 const POLL = 400; // milliseconds between looks at how far long work is

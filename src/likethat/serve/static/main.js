@@ -16,10 +16,12 @@ const PAGES = [
   [/^\/api$/, "api", api],
 ];
 const main = document.getElementById("main");
+const TOP = "top";
 let run = null;
 let leave = null; // ends what the page that is shown has started
 
-async function show(focus) {
+/** Shows the page of the address. `focus` says where the keyboard goes on: a selector, or the top of a new page. */
+async function show(focus = null) {
   leave?.abort();
   leave = new AbortController();
   const { signal } = leave;
@@ -34,7 +36,7 @@ async function show(focus) {
       run = await request("/api/run");
       document.getElementById("run-name").textContent = run.name;
     }
-    await page({ main, run, part: decodeURIComponent(parts[1] ?? ""), query: new URLSearchParams(location.search), signal, go, again: () => show(false) });
+    await page({ main, run, part: decodeURIComponent(parts[1] ?? ""), query: new URLSearchParams(location.search), signal, go, again: () => show(TOP) });
   } catch (error) {
     if (error.name === "AbortError" || signal.aborted) return;
     if (!(error.status >= 0)) console.error(error);
@@ -43,12 +45,20 @@ async function show(focus) {
       make("h1", {}, error.status === 404 ? "Nothing here any more" : "This page cannot be shown"),
       problemBox(error),
       make("p", {}, make("a", { class: "button", href: "/" }, "Ask about a picture"), " ",
-        make("button", { class: "button", onclick: () => show(true) }, "Try again"))));
+        make("button", { class: "button", onclick: () => show(TOP) }, "Try again"))));
   }
-  if (focus && !signal.aborted) {
+  if (signal.aborted) return;
+  if (focus === TOP) {
     main.focus({ preventScroll: true });
     scrollTo(0, 0);
-  }
+  } else if (focus) main.querySelector(focus)?.focus({ preventScroll: true });
+}
+
+/** Where the keyboard is, in words that still hold when the page has been drawn anew. */
+function place() {
+  const active = document.activeElement;
+  if (active.id) return `#${active.id}`;
+  return active.closest(".classes") ? ".classes a[aria-current]" : active.closest(".pledge") ? ".pledge select" : null;
 }
 
 function lost() {
@@ -56,13 +66,14 @@ function lost() {
     make("p", {}, make("a", { class: "button", href: "/" }, "Ask about a picture"))));
 }
 
-/** To another address of this application. */
+/** To another address of this application. One that differs in its parameters only keeps its place on the screen. */
 export function go(href, state = null) {
+  const same = new URL(href, location).pathname === location.pathname;
   history.pushState(state, "", href);
-  show(true);
+  show(same ? place() : TOP);
 }
 
-addEventListener("popstate", () => show(false));
+addEventListener("popstate", () => show());
 addEventListener("click", (event) => {
   const link = event.target.closest?.("a[href]");
   if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
@@ -71,4 +82,4 @@ addEventListener("click", (event) => {
   event.preventDefault();
   go(link.href);
 });
-show(false);
+show();

@@ -10,7 +10,9 @@ export async function result(page) {
   const { main, run, part: id, query, signal } = page;
   const asked = { class: query.get("class"), against: query.get("against"), percentile: query.get("percentile"), level: query.get("level"), prototype: query.get("prototype"), view: query.get("view") };
   const load = () => request(address(`/api/pictures/${encodeURIComponent(id)}`, { class: asked.class, against: asked.against, percentile: asked.percentile, level: asked.level }), { signal });
-  const waiting = setTimeout(() => main.replaceChildren(loading(id)), 150);
+  const before = main.querySelector(`[data-picture="${CSS.escape(id)}"]`); // the same picture, asked something else
+  before?.setAttribute("aria-busy", "true");
+  const waiting = setTimeout(() => { if (!before) main.replaceChildren(loading(id)); }, 150);
   let answer;
   try {
     answer = await load();
@@ -59,7 +61,7 @@ class View {
     this.right = make("div", { class: "evidence" });
     this.head = make("div", { class: "verdict-bar" });
     this.zone = dropZone(page, true);
-    this.node = make("div", { class: "answer" }, this.head, make("div", { class: "columns" }, this.left, this.right));
+    this.node = make("div", { class: "answer", "data-picture": answer.id }, this.head, make("div", { class: "columns" }, this.left, this.right));
     this.drawHead();
     this.drawLeft();
     this.drawRight();
@@ -238,8 +240,11 @@ class View {
   async setPercentile(value) {
     this.asked.percentile = value === "95" ? null : value;
     readdress(this.asked);
+    const turn = this.turn = (this.turn ?? 0) + 1;
     try {
-      this.answer = await this.load();
+      const answer = await this.load();
+      if (turn !== this.turn) return; // the slider has moved on
+      this.answer = answer;
     } catch (error) {
       if (error.name !== "AbortError") this.right.prepend(problemBox(error));
       return;
