@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,15 @@ from likethat.config import resolve
 from likethat.data.loaders import Images
 from likethat.models.protopnet import ProtoPNet, create_protopnet
 
+SERVING = ("fastapi", "uvicorn", "python_multipart", "httpx", "schemathesis")
+MISSING = [name for name in SERVING if find_spec(name) is None]
+collect_ignore_glob = ["test_serve_*.py"] if MISSING else []
+
 SHARED = Path(__file__).parents[2] / "shared"
+
+
+def pytest_report_header() -> str | None:
+    return f"tests of the served page are left out: {', '.join(MISSING)} not installed" if MISSING else None
 
 
 @pytest.fixture(autouse=True)

@@ -81,7 +81,8 @@ class Corrections {
       this.state = state;
       const last = body.kind === "undo" ? `Undone: ${state.undone[0].text}` : state.history.at(-1)?.text ?? "";
       const [before, after] = [body.kind === "undo" ? state.undone[0].after : state.history.at(-1).before, state.after];
-      const effect = after.accuracy === before.accuracy ? "Validation accuracy is unchanged." : `Validation accuracy: ${percent(before.accuracy)} before, ${percent(after.accuracy)} after.`;
+      const entropy = `cross entropy ${before.cross_entropy.toFixed(3)} → ${after.cross_entropy.toFixed(3)}`;
+      const effect = after.accuracy === before.accuracy ? `Validation accuracy is unchanged, ${entropy}.` : `Validation accuracy: ${percent(before.accuracy)} before, ${percent(after.accuracy)} after, ${entropy}.`;
       say(`${last}. ${effect}`);
       this.note.replaceChildren(make("p", { class: "done" }, make("b", {}, capital(last)), ". ", effect));
       if (!this.entry(this.chosen)) this.chosen = this.shown()[0]?.id ?? null;
@@ -132,7 +133,12 @@ class Corrections {
     const { run } = this.page;
     const field = make("input", { type: "text", id: "save-name", value: `${run.name}-corrected`, required: true, maxlength: 64, pattern: "[A-Za-z0-9][A-Za-z0-9._ \\-]*" });
     const button = make("button", { class: "button primary" }, "Save");
-    const save = make("details", { class: "saver" }, make("summary", { class: "button", "aria-disabled": String(!this.state.history.length) }, "Save as a new run"),
+    const escape = (event) => {
+      if (event.key !== "Escape") return;
+      save.open = false;
+      save.firstChild.focus();
+    };
+    const save = make("details", { class: "saver", onkeydown: escape }, make("summary", { class: "button", "aria-disabled": String(!this.state.history.length) }, "Save as a new run"),
       make("form", { onsubmit: async (event) => {
         event.preventDefault();
         button.disabled = true;
