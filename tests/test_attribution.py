@@ -29,6 +29,7 @@ from likethat.explaining.attribution import (
 )
 from likethat.explaining.boxes import activation_boxes
 from likethat.explaining.explanation import Explanation, explain
+from likethat.explaining.files import explain_files
 from likethat.metrics.pixel_deletion import deletion_curves
 from likethat.models.protopnet import ProtoPNet
 
@@ -208,3 +209,14 @@ def test_the_command_shows_the_method(run: TinyRun, tmp_path: Path, capsys: pyte
     assert "invalid choice: 'magic'" in capsys.readouterr().err
     with pytest.raises(UserError, match="choose one of upsampling, gradient, occlusion"):
         explain(load(run.path, "cpu"), picture, attribution="magic")
+
+
+def test_slow_methods_show_their_progress_picture_by_picture(run: TinyRun) -> None:
+    paths = [str(run.root / sample.path) for sample in run.samples[:3]]
+    for method, expected in (("gradient", [(1, 3), (2, 3), (3, 3)]), ("upsampling", [(3, 3)])):
+        steps: list[tuple[int, int]] = []
+        found = list(
+            explain_files(load(run.path, "cpu"), paths, attribution=method, advance=lambda *step: steps.append(step))  # noqa: B023
+        )
+        assert steps == expected
+        assert [answer.path for answer in found] == paths

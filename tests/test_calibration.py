@@ -23,6 +23,7 @@ from likethat.cli import main
 from likethat.edit_run import open_editor
 from likethat.errors import UserError
 from likethat.explaining.explanation import explain
+from likethat.summary import describe_run
 
 LEVEL_STEPS = 1000  # levels are drawn as n / 1000, so that the literal versions can count exactly
 
@@ -141,6 +142,8 @@ def test_runs_of_every_kind_are_calibrated_on_their_validation_images(folder: Pa
     assert main(["combine", str(run), str(folder / "pruned"), "--out", str(folder / "both")]) == 0
     check_calibration(folder / "both", birds)
     assert read_calibration(folder / "both" / "members" / "1") == read_calibration(folder / "pruned")
+    assert describe_run(run)["calibrated_on"] == 9
+    assert "calibrated_on" not in describe_run(folder / "bare")
     assert main(["prune", str(folder / "both"), "--out", str(folder / "few"), "--budget", "20"]) == 0
     check_calibration(folder / "few", birds)
     check_calibration(folder / "few" / "members" / "0", birds)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from likethat import run_dir
-from likethat.calibration import Calibration, conformal_threshold
+from likethat.calibration import Calibration, conformal_threshold, read_calibration
 from likethat.classifier import Classifier, Prediction, read_prototypes
 from likethat.edit_history import Edit
 from likethat.explaining.verify import Verification
@@ -80,6 +80,8 @@ def describe_run(run: Path) -> dict[str, Any]:
         description["edited_from"] = steps["edit"]["from"]
     if "test" in steps:
         description["test"] = {key: steps["test"][key] for key in ("images", "accuracy", "top5_accuracy")}
+    if calibration := read_calibration(run):
+        description["calibrated_on"] = len(calibration.likeness)
     if "test_projection" in steps and not {"prune", "edit"} & steps.keys():
         projection = steps["test_projection"]
         description["test_projection"] = {when: projection[when]["accuracy"] for when in ("before", "after")}
@@ -112,6 +114,8 @@ def print_description(description: dict[str, Any]) -> None:
     if "test" in description:
         test = description["test"]
         rows.append(("test accuracy", f"{test['accuracy']:.1%} of {test['images']} images"))
+    if "calibrated_on" in description:
+        rows.append(("calibrated on", f"{description['calibrated_on']} images"))
     for when, value in description.get("test_projection", {}).items():
         rows.append((f"test {when} projection", f"{value:.1%}"))
     if not description["finished"]:

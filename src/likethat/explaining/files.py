@@ -66,8 +66,9 @@ def explain_files(
         except ImageError as error:
             return Skipped(path, error.cause)
 
-    for start in range(0, len(paths), BATCH):
-        names = paths[start : start + BATCH]
+    step = BATCH if attribution == UPSAMPLING else 1  # slow ones show their progress picture by picture
+    for start in range(0, len(paths), step):
+        names = paths[start : start + step]
         read_B = list(map_in_threads(read, names))
         good = {name: prepared for name, prepared in zip(names, read_B, strict=True) if isinstance(prepared, Prepared)}
         explained: Iterator[Explanation] = iter(())
