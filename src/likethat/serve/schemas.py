@@ -16,6 +16,7 @@ class MatchAnswer(BaseModel):
     name: str | None = Field(description="given to the prototype by a person")
     similarity: float
     box: list[float] = Field(description="x0, y0, x1, y1 in pixels of the picture's file")
+    attribution: str = Field(description="how the box was found")
     source: SourcePatch
 
 
@@ -51,6 +52,7 @@ class ImageAnswer(BaseModel):
     path: str | None = Field(description="the picture's name, as the client gave it")
     predicted: str
     verdict: VerdictAnswer | None = Field(None, description="of runs that were calibrated")
+    attribution: str = Field(description="how the parts of the picture were found")
     classes: list[SheetAnswer]
     nearest: list[MatchAnswer]
     against: str | None = None
