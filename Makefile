@@ -31,6 +31,7 @@ test: lint browser
 	$(BIN)/python -m pytest
 
 benchmarks: .venv/installed
+	$(BIN)/likethat bench
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
 clean:

@@ -28,7 +28,7 @@ LAYERS = [
     | {"shape", "prune_run", "combine_run", "baseline_run", "edit_run", "edit_model", "edit_history", "export_run"}
     | {"estimator"},
     {"serve"},
-    {"reproduction"},
+    {"reproduction", "bench"},
     {"verbs"},
     {"cli"},
     {"__main__"},

@@ -12,6 +12,7 @@ from likethat import __version__
 from likethat.errors import Interrupted, UserError
 from likethat.verbs import (
     baseline,
+    benching,
     certifying,
     data,
     editing,
@@ -25,7 +26,10 @@ from likethat.verbs import (
 )
 from likethat.verbs.common import DONE, INTERRUPTED, USERS_MISTAKE
 
-GROUPS = (training, using, data, explaining, certifying, shaping, editing, exporting, baseline, serving, reproducing)
+GROUPS = (
+    *(training, using, data, explaining, certifying, shaping, editing, exporting, baseline, serving, reproducing),
+    benching,
+)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,37 @@
+"""Logits of a batch against those of the bare classifier, in the precision of training and exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from likethat.bench.measure import Figure, Goal, compare, in_turn
+from likethat.bench.setting import Setting
+from likethat.training.engine import mixed_precision
+
+THROUGHPUT = Goal(0.95, at_least=True)
+
+
+@torch.no_grad()
+def inference_figures(backbone: str, setting: Setting) -> list[Figure]:
+    device = setting.device
+    model, plain = setting.networks(setting.config("default", backbone))
+    x_B3HW, _ = setting.pictures(setting.forward_batch).batch(torch.arange(setting.forward_batch))
+    goal = THROUGHPUT if device.type == "cuda" else None
+
+    def repeated(logits_of: Callable[[Tensor], object]) -> None:
+        for _ in range(setting.steps):
+            logits_of(x_B3HW)
+
+    contenders = [lambda: repeated(model), lambda: repeated(plain)]
+    exact, exact_bare = in_turn(contenders, device, setting.rounds)
+    figures = [compare(backbone, "inference, fp32", "bare classifier", exact, exact_bare, goal, runs=setting.steps)]
+    if device.type == "cuda":
+        with mixed_precision(device):
+            mixed, mixed_bare = in_turn(contenders, device, setting.rounds)
+        figures.append(
+            compare(backbone, "inference, bf16", "bare classifier", mixed, mixed_bare, goal, runs=setting.steps)
+        )
+    return figures

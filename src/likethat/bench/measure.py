@@ -1,0 +1,144 @@
+"""Figures with their goals, and how times and memory are taken."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Goal:
+    limit: float
+    at_least: bool = False  # instead of: at most
+    unit: str = ""
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.limit:g}{self.unit}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`value` is what the goal is about: the ratio of `ours` to `other`, or, where the goal is to be faster, the
+    inverse; without another, `ours` itself."""
+
+    case: str  # the backbone
+    what: str
+    against: str
+    ours: float
+    other: float | None
+    unit: str
+    value: float
+    goal: Goal | None = None
+
+    @property
+    def met(self) -> bool:
+        if self.goal is None:
+            return True
+        return self.value >= self.goal.limit if self.goal.at_least else self.value <= self.goal.limit
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "goal": str(self.goal) if self.goal else None, "met": self.met}
+
+
+def wait_for(device: torch.device) -> None:
+    """Until all queued work is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def timed(function: Callable[[], Result], device: torch.device) -> tuple[float, Result]:
+    """Seconds, all queued work included, and the result."""
+    wait_for(device)
+    started = time.perf_counter()
+    result = function()
+    wait_for(device)
+    return time.perf_counter() - started, result
+
+
+def in_turn(contenders: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[list[float]]:
+    """Seconds of each contender in each round, after one round to warm up. They take turns, so that whatever else
+    the machine does meets all alike."""
+    for contender in contenders:
+        timed(contender, device)
+    turns = [[timed(contender, device)[0] for contender in contenders] for _ in range(rounds)]
+    return [list(column) for column in zip(*turns, strict=True)]
+
+
+def compare(
+    case: str,
+    what: str,
+    against: str,
+    ours: Sequence[float],
+    other: Sequence[float],
+    goal: Goal | None = None,
+    *,
+    runs: int = 1,
+) -> Figure:
+    """Medians over the rounds, of `runs` runs in each; the ratio is the median of the rounds' own."""
+    ratios = [one / two for one, two in zip(ours, other, strict=True)]
+    if goal is not None and goal.at_least:
+        ratios = [1 / ratio for ratio in ratios]
+    mine, theirs = (1000 * statistics.median(seconds) / runs for seconds in (ours, other))
+    return Figure(case, what, against, mine, theirs, "ms", statistics.median(ratios), goal)
+
+
+def compare_peaks(case: str, what: str, against: str, ours: int | None, other: int | None) -> list[Figure]:
+    """No figure where the system does not tell."""
+    if not ours or not other:
+        return []
+    return [Figure(case, what, against, ours / 1e6, other / 1e6, "MB", ours / other)]
+
+
+def with_peak(function: Callable[[], Result], device: torch.device) -> tuple[int | None, Result]:
+    """The bytes that were needed above what was in use before; None where the system does not tell."""
+    if device.type == "cuda":
+        wait_for(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = function()
+        wait_for(device)
+        return torch.cuda.max_memory_allocated(device) - before, result
+    _give_back()
+    marked = device.type == "cpu" and _forget_peak()
+    resident = _process_memory("VmRSS")
+    result = function()
+    peak = _process_memory("VmHWM")
+    return peak - resident if marked and peak is not None and resident is not None else None, result
+
+
+def _give_back() -> None:
+    """What has been freed goes back to the system, where its C library can do that: else it would be used again
+    without being counted."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _forget_peak() -> bool:
+    """Linux counts the peak of a process anew when asked to."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _process_memory(name: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
