@@ -102,7 +102,7 @@ def test_stability_counts_pictures_whose_parts_stay_the_same() -> None:
     batch = noisy(case(before, [0] * 4, [0, 0], part_BQ4=parts), after)
     metric = Stability(batch.subject)
     metric.collect(batch)
-    assert metric.by_prototype()["stability"].tolist() == [1.0, 0.5]
+    assert metric.share_P().tolist() == [1.0, 0.5]
     assert metric.figures()[0].value == 0.75
 
 

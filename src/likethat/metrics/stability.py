@@ -12,8 +12,6 @@ of noise a picture, the same every time. Pictures without a visible part are lef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -47,6 +45,3 @@ class Stability(Metric):
         if self.subject.parts is None:
             return [ABOUT.absent(NO_PARTS)]
         return [ABOUT.mean(self.share_P(), f"{int((self.count_P > 0).sum())} prototypes")]
-
-    def by_prototype(self) -> Mapping[str, Tensor]:
-        return {} if self.subject.parts is None else {"stability": self.share_P()}
