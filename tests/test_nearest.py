@@ -74,6 +74,27 @@ def test_ties_go_to_the_earlier_image_and_place(data: st.DataObject, k: int, bat
         assert (nearest.row_Pk[p] * width + nearest.column_Pk[p]).tolist() == [entry[2] for entry in ranked]
 
 
+@pytest.mark.parametrize("options", [{}, {"prototype_shape": "2x2"}, {"similarity": "cosine"}])
+@pytest.mark.parametrize("most", [1, 40, 150])
+def test_a_few_prototypes_at_a_time_find_the_same(
+    most: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a bound on the distances in memory that asks for one, some or most prototypes at a time."""
+    model, pictures = tiny_model([3, 1, 3], **options), random_images(9, 3)
+    layer = model.prototype_layer
+    z_BDHW = model.eval().latent(pictures.batch(torch.arange(2))[0])
+    blocks = list(layer.in_blocks(z_BDHW, most))
+    assert all(distance_BpHW.numel() <= max(most, z_BDHW[:, 0].numel()) for _, distance_BpHW in blocks)
+    torch.testing.assert_close(torch.cat([block for _, block in blocks], 1), layer(z_BDHW), rtol=1e-5, atol=1e-5)
+    expected = nearest_patches(model, pictures, 4)
+    monkeypatch.setattr(type(layer).in_blocks, "__defaults__", (most,))
+    found = nearest_patches(model, pictures, 4)
+    assert torch.equal(found.image_Pk, expected.image_Pk)
+    assert torch.equal(found.row_Pk, expected.row_Pk)
+    assert torch.equal(found.column_Pk, expected.column_Pk)
+    torch.testing.assert_close(found.distance_Pk, expected.distance_Pk, rtol=1e-5, atol=1e-5)
+
+
 def test_the_search_leaves_the_model_alone() -> None:
     model = tiny_model([2, 2])
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -7,7 +7,7 @@ P prototypes, K classes, N images.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EPSILON = 1e-4
+BLOCK = 2**25  # distances in memory at a time where a pass over many images must not need more: 128 MB
 
 
 def log_similarity(distance: Tensor) -> Tensor:
@@ -54,15 +55,16 @@ def patches(z_BDHW: Tensor, window: tuple[int, int]) -> Tensor:
     return F.unfold(z_BDHW, window).unflatten(2, (height, width))
 
 
-def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor) -> Tensor:
+def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor, centre_D: Tensor | None = None) -> Tensor:
     """||patch - prototype||^2 for all pairs as B, P, H, W, in fp32 whatever the surrounding autocast.
 
-    Expanding the square makes it one matrix product. Both sides are centred on the mean prototype first: the
-    expansion's rounding error grows with the vectors' lengths, and the log similarity is most sensitive near 0.
+    Expanding the square makes it one matrix product. Both sides are centred on the mean prototype first (of all of
+    them, where only some are given): the expansion's rounding error grows with the vectors' lengths, and the log
+    similarity is most sensitive near 0.
     """
     with torch.autocast(patch_BDHW.device.type, enabled=False):
         prototype_PD = prototype_PD.float()
-        centre_D = prototype_PD.detach().mean(0)
+        centre_D = prototype_PD.detach().mean(0) if centre_D is None else centre_D
         patch_BDHW = patch_BDHW.float() - centre_D[:, None, None]
         prototype_PD = prototype_PD - centre_D
         product_BPHW = F.conv2d(patch_BDHW, prototype_PD[:, :, None, None])
@@ -119,3 +121,15 @@ class PrototypeLayer(nn.Module):
     def forward(self, z_BDHW: Tensor) -> Tensor:
         distances = angular_distances if self.similarity.angular else squared_distances
         return distances(self.patches(z_BDHW), self.vectors())
+
+    def in_blocks(self, z_BDHW: Tensor, most: int = BLOCK) -> Iterator[tuple[slice, Tensor]]:
+        """The same distances, some prototypes after others, so that at most `most` of them are in memory at a time."""
+        patch_BDHW, vector_PD = self.patches(z_BDHW), self.vectors()
+        centre_D = vector_PD.detach().float().mean(0)
+        size = max(1, most // patch_BDHW[:, 0].numel())
+        for first in range(0, len(vector_PD), size):
+            rows = slice(first, min(first + size, len(vector_PD)))
+            if self.similarity.angular:
+                yield rows, angular_distances(patch_BDHW, vector_PD[rows])
+            else:
+                yield rows, squared_distances(patch_BDHW, vector_PD[rows], centre_D)

@@ -12,6 +12,8 @@ from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.training.engine import batches_of
 
+ALL = slice(None)
+
 
 @dataclass(frozen=True)
 class NearestPatches:
@@ -35,21 +37,22 @@ class Search:
         self.image_Pk = torch.full_like(self.distance_Pk, -1, dtype=torch.long)
         self.map_PkS = self.distance_Pk[..., None].repeat(1, 1, self.grid[0] * self.grid[1])
 
-    def offer(self, index_B: Tensor, distance_BPHW: Tensor) -> None:
-        """Merges some images. The sort is stable, so images offered earlier win ties."""
+    def offer(self, index_B: Tensor, distance_BPHW: Tensor, rows: slice = ALL) -> None:
+        """Merges some images, as seen by all prototypes or by those of `rows`. The sort is stable, so images offered
+        earlier win ties."""
         k = self.distance_Pk.shape[1]
         map_PBS = distance_BPHW.flatten(2).transpose(0, 1)
-        both = torch.cat([self.distance_Pk, map_PBS.amin(2)], 1)
+        both = torch.cat([self.distance_Pk[rows], map_PBS.amin(2)], 1)
         order_Pk = both.argsort(dim=1, stable=True)[:, :k]
         image_PB = index_B.to(self.image_Pk).expand(len(both), -1)
         # Maps are large; only those that stay are copied.
         old_Pk1, new_Pk1 = order_Pk.clamp(max=k - 1)[..., None], (order_Pk - k).clamp(min=0)[..., None]
         places = self.map_PkS.shape[2]
-        old_PkS = self.map_PkS.gather(1, old_Pk1.expand(-1, -1, places))
+        old_PkS = self.map_PkS[rows].gather(1, old_Pk1.expand(-1, -1, places))
         new_PkS = map_PBS.gather(1, new_Pk1.expand(-1, -1, places))
-        self.map_PkS = torch.where((order_Pk < k)[..., None], old_PkS, new_PkS)
-        self.image_Pk = torch.cat([self.image_Pk, image_PB], 1).gather(1, order_Pk)
-        self.distance_Pk = both.gather(1, order_Pk)
+        self.map_PkS[rows] = torch.where((order_Pk < k)[..., None], old_PkS, new_PkS)
+        self.image_Pk[rows] = torch.cat([self.image_Pk[rows], image_PB], 1).gather(1, order_Pk)
+        self.distance_Pk[rows] = both.gather(1, order_Pk)
 
     def found(self) -> NearestPatches:
         """Of fewer than k images, all."""
@@ -72,5 +75,6 @@ def nearest_patches(model: ProtoPNet, images: Images, k: int, advance: Advance |
     model.eval()
     search = Search(model, k)
     for index_B, x_B3HW, _ in batches_of(images, advance):
-        search.offer(index_B, model.prototype_layer(model.latent(x_B3HW)))
+        for rows, distance_BpHW in model.prototype_layer.in_blocks(model.latent(x_B3HW)):
+            search.offer(index_B, distance_BpHW, rows)
     return search.found()
