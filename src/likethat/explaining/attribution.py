@@ -19,10 +19,10 @@ from likethat.runtime import seed_for
 UPSAMPLING, GRADIENT, OCCLUSION = "upsampling", "gradient", "occlusion"
 TITLES = {UPSAMPLING: "Activation map", GRADIENT: "Gradient x input", OCCLUSION: "Occlusion"}
 
-STEPS = 4  # noisy pictures that gradients are averaged over
+STEPS = 8  # noisy pictures that gradients are averaged over
 NOISE = 0.05  # its standard deviation, of pixels from 0 to 1
 FINE = 56  # rows and columns of a map of gradients, at most
-BLUR = 2.0  # of them: single pixels mean nothing
+BLUR = 3.0  # of them: single pixels mean nothing
 AT_ONCE = {"cpu": 1, "mps": 1, "cuda": 16}  # prototypes in one backward pass; a CPU is quickest one by one
 
 GRID = 14  # rows and columns of a map of occlusions, at most
