@@ -337,10 +337,9 @@ def test_the_token_is_asked_for_in_the_browser(browser: Any, run: Path) -> None:
     with serving(load(run, "cpu"), token="a token for this test") as client:
         page = Page(browser, client)
         page.open("/browse", "input[type=password]")
-        page.one("input").send_keys("wrong")
+        page.one("input[type=password]").send_keys("wrong")
         page.click("button")
         assert "not the token" in page.text("[role=alert]")
-        page.one("input").send_keys("a token for this test")
+        page.one("input[type=password]").send_keys("a token for this test")
         page.click("button")
-        assert page.one(".zone")
-        page.open("/browse", ".card")
+        assert page.all(".card"), "the page that was wanted"

@@ -81,6 +81,7 @@ def test_pages_of_other_sites_may_not_send_anything(client: httpx.Client, pictur
     for path in ("/api/explain", "/api/pictures"):
         assert status(path, Origin="http://evil.example") == 403
         assert status(path, Origin="null") == 403
+        assert status(path, Origin="http://[") == 403
         assert status(path, Origin=own.replace("127.0.0.1", "localhost")) == 403
         assert status(path, Sec_Fetch_Site="cross-site") == 403
         assert status(path, Sec_Fetch_Site="same-site", Origin=own) == 403
@@ -126,7 +127,18 @@ def test_a_token_is_asked_for(run: TinyRun, picture: Path) -> None:
         client.cookies.clear()
         assert raw_get(client, f"//evil.example/?token={TOKEN.replace(' ', '%20')}")[1] == "/evil.example/"
         client.cookies.clear()
-        assert client.post("/login", data={"token": f" {TOKEN}"}).status_code == 303
+        for wanted, location in (
+            ("/prototypes/1?x=1", "/prototypes/1?x=1"),
+            ("//evil.example", "/evil.example"),
+            ("/\\evil.example", "/evil.example"),
+            ("https://evil.example", "/https://evil.example"),
+            ("\t//evil.example", "/%09//evil.example"),
+        ):
+            answer = client.post("/login", data={"token": f" {TOKEN}", "address": wanted})
+            assert (answer.status_code, answer.headers["location"]) == (303, location)
+            client.cookies.clear()
+        assert NASTY not in client.get("/ask/" + NASTY).text
+        assert client.post("/login", data={"token": TOKEN}).headers["location"] == "/"
         assert client.get("/").status_code == 200
 
 

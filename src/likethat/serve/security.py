@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import html
 import logging
 import secrets
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -16,7 +17,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 COOKIE = "likethat"
 EDIT_HEADER = "x-likethat-edit"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-LOGIN, OPEN = "/login", frozenset({"/login", "/health", "/static/base.css", "/static/app.css", "/static/icon.svg"})
+LOGIN, OPEN = "/login", frozenset({"/health", "/static/base.css", "/static/app.css", "/static/icon.svg"})
 LOGIN_BYTES = 4096
 
 HEADERS = {
@@ -86,16 +87,16 @@ class Guard:
             return None
         query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = query.pop("token", [""])[0]
+        rest = urlencode(query, doseq=True)
+        address = f"{scope['path']}?{rest}" if rest else scope["path"]
         if self._is_token(given):
             # At once to the address without the token, which should not stay in histories.
-            rest = urlencode(query, doseq=True)
-            path = "/" + scope["path"].lstrip("/\\")
-            return self._with_cookie(RedirectResponse(f"{path}?{rest}" if rest else path, 303))
+            return self._let_in(address)
         if scope["path"].startswith("/api/") or scope["path"] in ("/metrics", "/openapi.json"):
             response = _refused(401, "A token is needed: send the header 'Authorization: Bearer TOKEN'.")
             response.headers["WWW-Authenticate"] = "Bearer"
             return response
-        return login_page(wrong=bool(given))
+        return login_page(address, wrong=bool(given))
 
     async def _log_in(self, receive: Receive) -> Response:
         body = b""
@@ -104,12 +105,16 @@ class Guard:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        given = parse_qs(body[:LOGIN_BYTES].decode("latin-1")).get("token", [""])[0]
-        if self._is_token(given.strip()):
-            return self._with_cookie(RedirectResponse("/", 303))
-        return login_page(wrong=True)
+        fields = parse_qs(body[:LOGIN_BYTES].decode("latin-1"))
+        address = fields.get("address", ["/"])[0]
+        if self._is_token(fields.get("token", [""])[0].strip()):
+            return self._let_in(address)
+        return login_page(address, wrong=True)
 
-    def _with_cookie(self, response: Response) -> Response:
+    def _let_in(self, address: str) -> Response:
+        """To an address of this server, with the cookie."""
+        # Two slashes, or a backslash, at the start would lead to another one.
+        response = RedirectResponse("/" + address.lstrip("/\\"), 303)
         # Lax: a shared address opens from a mail, and nothing but opening pages works from elsewhere.
         response.set_cookie(COOKIE, self.cookie, httponly=True, samesite="lax", path="/")
         return response
@@ -142,7 +147,7 @@ def _same_origin(headers: Headers, host: str) -> bool:
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc.lower() == host.lower()
+    return origin is None or origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
 def _refused(status: int, detail: str) -> Response:
@@ -153,7 +158,9 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
-def login_page(wrong: bool) -> HTMLResponse:
+def login_page(address: str, wrong: bool) -> HTMLResponse:
+    """Asks for the token, and then goes on to the address that was wanted."""
+    wanted = "/" if address == LOGIN else html.escape(address)
     note = '<p class="problem" role="alert">That is not the token.</p>' if wrong else ""
     return HTMLResponse(
         f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>likethat: token</title>
@@ -162,7 +169,8 @@ def login_page(wrong: bool) -> HTMLResponse:
 <link rel="stylesheet" href="/static/base.css"><link rel="stylesheet" href="/static/app.css"></head>
 <body><main class="login"><h1>This server asks for a token</h1>
 <p class="soft">It was printed where the server was started.</p>{note}
-<form method="post" action="{LOGIN}"><label>Token <input name="token" type="password" required autofocus
-autocomplete="current-password"></label><button class="primary">Go on</button></form></main></body></html>""",
+<form method="post" action="{LOGIN}"><input type="hidden" name="address" value="{wanted}">
+<label>Token <input name="token" type="password" required autofocus autocomplete="current-password"></label>
+<button class="button primary">Go on</button></form></main></body></html>""",
         401,
     )
