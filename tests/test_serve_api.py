@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -22,6 +23,7 @@ from serving import form, gauge, server_of, serving, until
 from likethat.classifier import Classifier, load
 from likethat.cli import main
 from likethat.explaining.explanation import explain
+from likethat.serve.app import open_socket
 from likethat.serve.limits import Limits
 
 
@@ -132,6 +134,26 @@ def test_mistakes_get_a_sentence(client: httpx.Client, pictures: list[Path]) -> 
     assert (status, detail.startswith("percentile: ")) == (422, True)
     assert client.get("/api/explain").status_code == 405
     assert client.get("/nowhere").status_code == 404
+
+
+def test_answers_are_sent_at_once() -> None:
+    """A socket that waits to fill its packets costs every request 40 ms."""
+    accepted = []
+    opened = open_socket("127.0.0.1", 0)
+    opened.listen()
+
+    async def accept() -> None:
+        server = await asyncio.start_server(
+            lambda _, writer: accepted.append(writer.get_extra_info("socket")), sock=opened
+        )
+        async with server:
+            _, writer = await asyncio.open_connection(*opened.getsockname())
+            while not accepted:
+                await asyncio.sleep(0.01)
+            assert accepted[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            writer.close()
+
+    asyncio.run(accept())
 
 
 def test_health_and_metrics(client: httpx.Client) -> None:
