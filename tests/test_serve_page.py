@@ -156,7 +156,8 @@ def test_what_is_gone_says_so(page: Page, client: httpx.Client, pictures: list[P
     server_of(client).store.by_id.clear()  # as after an hour
     page.driver.refresh()
     assert "not kept any more" in page.text(".problem")
-    page.open("/elsewhere", "body")
+    page.open("/else/where", ".calm")
+    assert "There is no such page" in page.text("h1")
     page.open("/prototypes/9999", ".problem")
     assert "There is no prototype 9999" in page.text(".problem")
 

@@ -19,7 +19,7 @@ from likethat.serve.edits import edit_routes
 from likethat.serve.limits import Limits
 from likethat.serve.metrics import Counted
 from likethat.serve.neighbours import Neighbours
-from likethat.serve.pages import page_routes
+from likethat.serve.pages import page_routes, static_files
 from likethat.serve.problems import add_handlers
 from likethat.serve.security import Guard
 from likethat.serve.server import Server
@@ -56,9 +56,10 @@ def create_app(
     )
     app.state.server = server
     app.include_router(api_routes(server))
-    app.include_router(page_routes(server))
+    files = static_files()
+    app.include_router(page_routes(server, files))
     app.include_router(edit_routes(server))
-    add_handlers(app)
+    add_handlers(app, files["index.html"])
     app.add_middleware(Guard, token=token)
     app.add_middleware(Counted, metrics=server.metrics)
     return app

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -42,9 +42,8 @@ def static_files() -> dict[str, bytes]:
     return {**files, "base.css": base.read_bytes()}
 
 
-def page_routes(server: Server) -> APIRouter:
+def page_routes(server: Server, files: Mapping[str, bytes]) -> APIRouter:
     router = APIRouter(include_in_schema=False)
-    files = static_files()
 
     async def shell() -> HTMLResponse:
         return HTMLResponse(files["index.html"])

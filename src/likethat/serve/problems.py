@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -35,7 +35,9 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Problem} for status in statuses}
 
 
-def add_handlers(app: FastAPI) -> None:
+def add_handlers(app: FastAPI, page: bytes) -> None:
+    """`page` is shown to people who follow an address that leads nowhere; it tells them so."""
+
     def answer(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
         return JSONResponse({"detail": detail}, status, headers)
 
@@ -54,7 +56,9 @@ def add_handlers(app: FastAPI) -> None:
         return answer(422, f"{place or 'The request'}: {first['msg']}.")
 
     @app.exception_handler(HTTPException)
-    async def plain(_: Request, error: HTTPException) -> JSONResponse:
+    async def plain(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(page, 404)
         return answer(error.status_code, str(error.detail), dict(error.headers or {}))
 
     @app.exception_handler(ClientDisconnect)
