@@ -105,6 +105,32 @@ def test_upload_point_switch_compare_and_reload(
     page.until(lambda: page.text(".evidence h2") == f"Evidence for {name}", "the page before")
 
 
+def test_the_network_is_asked_where_the_evidence_lies(page: Page, run: Path, pictures: list[Path]) -> None:
+    from likethat.explaining.explanation import explain
+
+    page.open("/", ".zone")
+    page.upload(pictures[0])
+    page.all(".evidence-row")
+    for method in ("gradient", "occlusion"):
+        page.click(f"#attribution option[value={method}]")
+        sheet = explain(load(run, "cpu"), pictures[0], attribution=method).predicted
+        boxes = {str(row.match.prototype.id): row.match.share for row in sheet.rows}
+
+        def is_lit(boxes: dict[str, Any] = boxes) -> bool:
+            row = page.one(".evidence-row")
+            page.point_at(row)
+            x0, y0, x1, y1 = boxes[row.get_attribute("data-prototype")]
+            return page.box(0) == pytest.approx([x0, y0, x1 - x0, y1 - y0])
+
+        page.until(is_lit, f"the box that {method} finds")
+        assert f"attribution={method}" in page.driver.current_url
+    address = page.driver.current_url
+    page.driver.get(address.replace("occlusion", "guessing"))
+    page.until(
+        lambda: "choose one of upsampling, gradient, occlusion" in page.text("main"), "the problem in a sentence"
+    )
+
+
 def test_downloads_are_the_commands_files(page: Page, client: httpx.Client, run: Path, pictures: list[Path]) -> None:
     from likethat.explaining.explanation import explain
 

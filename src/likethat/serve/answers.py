@@ -10,6 +10,7 @@ import torch
 
 from likethat.classifier import Classifier, Prepared
 from likethat.data.decode import View
+from likethat.explaining.attribution import UPSAMPLING
 from likethat.explaining.boxes import PERCENTILE
 from likethat.explaining.explanation import Explanation, Match, Sheet, explain_outputs
 from likethat.explaining.page import MOST_ROWS
@@ -27,6 +28,7 @@ class Question:
     against: str | None = None
     percentile: float = PERCENTILE
     level: float | None = None  # of the prediction set
+    attribution: str = UPSAMPLING
 
     def classes(self, ranked: Sequence[str]) -> list[str]:
         """Of the classes in the order of their points, those to be shown. Nothing is compared with itself."""
@@ -37,7 +39,7 @@ class Question:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"percentile": self.percentile, "level": self.level}
+        return {"percentile": self.percentile, "level": self.level, "attribution": self.attribution}
 
 
 def explained(
@@ -105,6 +107,7 @@ def _match(explanation: Explanation, match: Match, pictures: Pictures, catalogue
         "name": prototype.name,
         "path": prototype.path,
         "similarity": match.similarity,
+        "attribution": match.attribution,
         "box": list(match.share),
         "map": [[round(value, 4) for value in row] for row in match.map_HW.tolist()],
         "heat": pictures.activation(explanation, match).heat,

@@ -8,9 +8,10 @@ from importlib import resources
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
+from likethat.explaining.attribution import TITLES, UPSAMPLING
 from likethat.explaining.boxes import PERCENTILE
 from likethat.explaining.explanation import Explanation
 from likethat.explaining.heat import colour_table
@@ -32,6 +33,22 @@ DOWNLOADS: dict[str, tuple[str, Callable[[Explanation], bytes]]] = {
     "html": ("text/html; charset=utf-8", render_explanation),
     "json": ("application/json", lambda explanation: json.dumps(explanation.to_dict(), indent=1).encode()),
 }
+
+
+async def question(
+    name: ClassName = None,
+    against: str | None = None,
+    percentile: Percentile = PERCENTILE,
+    level: Level = None,
+    attribution: str = UPSAMPLING,
+) -> Question:
+    """From the address."""
+    if attribution not in TITLES:
+        raise Refused(422, f"There is no attribution called '{attribution}'; choose one of {', '.join(TITLES)}.")
+    return Question(name, against, percentile, level, attribution)
+
+
+Asked = Annotated[Question, Depends(question)]
 
 
 def static_files() -> dict[str, bytes]:
@@ -68,42 +85,23 @@ def page_routes(server: Server, files: Mapping[str, bytes]) -> APIRouter:
         pictures = [{"id": one.id, "name": one.name, "picture": f"/pictures/{one.id}/picture.jpg"} for one in kept]
         return JSONResponse({"pictures": pictures, "skipped": [vars(entry) for entry in skipped]}, 201)
 
-    def question(name: str | None, against: str | None, percentile: float, level: float | None) -> Question:
-        server.check_classes(name, against)
-        return Question(name, against, percentile, level)
-
     @router.get("/api/pictures/{id}")
-    async def asked(
-        request: Request,
-        id: str,
-        name: ClassName = None,
-        against: str | None = None,
-        percentile: Percentile = PERCENTILE,
-        level: Level = None,
-    ) -> JSONResponse:
-        return JSONResponse(
-            await server.page_answer(request, server.store.get(id), question(name, against, percentile, level))
-        )
+    async def asked(request: Request, id: str, asked: Asked) -> JSONResponse:
+        server.check_classes(asked.name, asked.against)
+        return JSONResponse(await server.page_answer(request, server.store.get(id), asked))
 
     @router.get("/pictures/{id}/picture.jpg")
     async def picture(id: str) -> Response:
         return Response(server.store.get(id).picture, media_type="image/jpeg", headers=PICTURE_AGE)
 
     @router.get("/pictures/{id}/explanation.{kind}")
-    async def download(
-        request: Request,
-        id: str,
-        kind: str,
-        name: ClassName = None,
-        against: str | None = None,
-        percentile: Percentile = PERCENTILE,
-        level: Level = None,
-    ) -> Response:
+    async def download(request: Request, id: str, kind: str, asked: Asked) -> Response:
+        server.check_classes(asked.name, asked.against)
         if kind not in DOWNLOADS:
             raise Refused(404, "An explanation comes as png, html or json.")
         kept = server.store.get(id)
         media_type, form = DOWNLOADS[kind]
-        data = await server.download(request, kept, question(name, against, percentile, level), form)
+        data = await server.download(request, kept, asked, form)
         stem = (kept.name or "picture").rpartition(".")[0] or "picture"
         disposition = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{kind}', safe='')}"
         return Response(data, media_type=media_type, headers={"Content-Disposition": disposition})
@@ -134,6 +132,7 @@ def run_document(server: Server) -> dict[str, Any]:
         "classes": [{"name": name, "prototypes": count} for name, count in counts.items()],
         "prototypes": len(classifier.prototypes),
         "limits": {"bytes": limits.file_bytes, "files": limits.files, "minutes": limits.kept_seconds / 60},
+        "attributions": TITLES,
         "colours": [f"#{bytes(rgb).hex()}" for rgb in colour_table()[::15].tolist()],
         "edit_token": server.edit_token,
     }

@@ -4,12 +4,12 @@ import { dropZone, forget, remembered } from "./ask.js";
 import { Stage, small } from "./stage.js";
 
 const TALL = "min(21rem, 46vh)";
-const MODES = [["box", "Box"], ["heat", "Activation map"], ["grid", "Raw grid"]];
+const MODES = [["box", "Box"], ["heat", "Map"], ["grid", "Raw grid"]];
 
 export async function result(page) {
   const { main, run, part: id, query, signal } = page;
-  const asked = { class: query.get("class"), against: query.get("against"), percentile: query.get("percentile"), level: query.get("level"), prototype: query.get("prototype"), view: query.get("view") };
-  const load = () => request(address(`/api/pictures/${encodeURIComponent(id)}`, { class: asked.class, against: asked.against, percentile: asked.percentile, level: asked.level }), { signal });
+  const asked = { class: query.get("class"), against: query.get("against"), percentile: query.get("percentile"), level: query.get("level"), attribution: query.get("attribution"), prototype: query.get("prototype"), view: query.get("view") };
+  const load = () => request(address(`/api/pictures/${encodeURIComponent(id)}`, asking(asked)), { signal });
   const before = main.querySelector(`[data-picture="${CSS.escape(id)}"]`); // the same picture, asked something else
   before?.setAttribute("aria-busy", "true");
   const waiting = setTimeout(() => { if (!before) main.replaceChildren(loading(id)); }, 150);
@@ -30,6 +30,11 @@ export async function result(page) {
     view.node);
   document.title = `${pretty(answer.predicted)} – likethat`;
   say(`${pretty(answer.predicted)}, ${percent(answer.ranking[0].probability)}`);
+}
+
+/** The part of the address that the server answers; the rest only says what is shown of the answer. */
+function asking({ class: name, against, percentile, level, attribution }) {
+  return { class: name, against, percentile, level, attribution };
 }
 
 function loading(id) {
@@ -77,8 +82,7 @@ class View {
   drawHead() {
     const { answer } = this;
     const best = answer.ranking[0];
-    const { class: name, against, percentile, level } = this.asked;
-    const files = (kind) => address(`/pictures/${answer.id}/explanation.${kind}`, { class: name, against, percentile, level });
+    const files = (kind) => address(`/pictures/${answer.id}/explanation.${kind}`, asking(this.asked));
     const abstains = answer.verdict?.abstains;
     this.head.replaceChildren(
       make("div", {},
@@ -132,8 +136,16 @@ class View {
       make("div", { class: "two-up" },
         make("figure", {}, this.own.node, this.caption),
         make("figure", {}, this.source.node, this.sourceCaption)),
-      make("div", { class: "viewer-tools" }, modes, this.slider),
+      make("div", { class: "viewer-tools" }, modes, this.methods(), this.slider),
       this.ranking());
+  }
+
+  /** How the part of the picture is found: by stretching the map of similarities, or by asking the network, which takes seconds. */
+  methods() {
+    const chosen = this.asked.attribution ?? "upsampling";
+    const select = make("select", { id: "attribution", onchange: () => this.page.go(this.href({ attribution: select.value === "upsampling" ? null : select.value, prototype: this.lit })) },
+      ...Object.entries(this.page.run.attributions).map(([value, text]) => make("option", { value, selected: value === chosen }, text)));
+    return make("label", { class: "slider" }, make("span", {}, "Found by"), select);
   }
 
   ranking() {
@@ -223,7 +235,8 @@ class View {
     if (this.mode === "box") this.own.box(match.box);
     else if (this.mode === "heat") this.own.heat(match.heat, match.box);
     else this.own.grid(match.map, this.page.run.colours);
-    const place = { box: "this part", heat: "activation map", grid: "similarity of every patch" }[this.mode];
+    const method = match.attribution;
+    const place = { box: "this part", heat: this.page.run.attributions[method].toLowerCase(), grid: method === "upsampling" ? "similarity of every patch" : "what each part adds to the similarity" }[this.mode];
     this.caption.replaceChildren(make("b", {}, "Your picture"), ` ${place}`);
     this.source.picture(match.source, match.source_size, `training picture of ${pretty(match.class)}`);
     this.source.box(match.source_box);
