@@ -32,6 +32,7 @@ PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
 MEMBERS = "members"
 STATE = "checkpoints/state.safetensors"
 PIXELS = "checkpoints/pixels.npy"
+SCORES = "checkpoints/scores.f16"
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from likethat.errors import Interrupted, UserError
@@ -94,3 +96,13 @@ def physical_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 8 * 1024**3
+
+
+def check_disk(folder: Path, needed: int, what: str) -> None:
+    """Writing to a mapped file on a full disk would kill the process without a word, so it is checked before."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"{folder} has {free / 1e9:.1f} GB free, and the {what} need {needed / 1e9:.1f} GB: make room, or choose "
+            "another folder or a smaller input size"
+        )

@@ -1,7 +1,7 @@
 """The pixels of a data set, decoded once: in memory, or in a file as large as the disk allows."""
 
+import math
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from likethat.data.check import Problem, Progress, Report, examine, make_report,
 from likethat.data.dataset import PARTS, DataSet, Sample
 from likethat.data.decode import View, to_input
 from likethat.errors import UserError
+from likethat.runtime import check_disk
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def decode_samples(
         return DecodedImages(pixels, *_decode_into(pixels, root, samples, workers, progress))
 
     cache_file.parent.mkdir(parents=True, exist_ok=True)
-    _check_disk(cache_file.parent, shape)
+    check_disk(cache_file.parent, math.prod(shape), "pixels")
     unfinished = cache_file.with_name(f"{cache_file.name}.{os.getpid()}.tmp")
     try:
         # open_memmap makes a file of zeros.
@@ -122,18 +123,8 @@ def _allocate(shape: tuple[int, ...]) -> np.ndarray:
         ) from error
 
 
-def _check_disk(folder: Path, shape: tuple[int, ...]) -> None:
-    """Writing to a mapped file on a full disk would kill the process without a word, so it is checked before."""
-    free = shutil.disk_usage(folder).free
-    if np.prod(shape, dtype=np.int64) > free:
-        raise UserError(
-            f"{folder} has {free / 1e9:.1f} GB free, and the pixels need {_gigabytes(shape)}: "
-            "make room, or choose another folder or a smaller input size"
-        )
-
-
 def _gigabytes(shape: tuple[int, ...]) -> str:
-    return f"{np.prod(shape, dtype=np.int64) / 1e9:.1f} GB"
+    return f"{math.prod(shape) / 1e9:.1f} GB"
 
 
 def _move_together(pixels: np.ndarray, rows: Sequence[int]) -> np.ndarray:

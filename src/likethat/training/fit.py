@@ -97,7 +97,7 @@ def follow_plan(
             elif step.stage == "project":
                 steps.project_prototypes(progress, step, train, val, classes, display)
             else:
-                steps.optimise_last_layer(progress, step, train, val, config, display)
+                steps.optimise_last_layer(progress, step, train, val, config, run, display)
             progress.position += 1
             if observe:
                 observe(len(progress.metrics) - 1, progress.metrics[-1])

@@ -18,15 +18,23 @@ The step in that metric comes down to K unknowns (see `_proximal_step`), and sof
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from likethat.errors import UserError
+from likethat.training.last_layer_problem import (
+    Problem,
+    exact_matmul,
+    gradient_of,
+    make_problem,
+    objective_of,
+    residual_of,
+    shrink,
+    wide,
+)
 
 RIDGE = 1e-5
 _REFRESH = 20  # iterations between two metrics, after shorter gaps of 2, 4, 8 and 16 at the start
@@ -45,20 +53,10 @@ class LastLayerSolution:
 
 
 @dataclass(frozen=True)
-class _Problem:
-    score_NP: Tensor
-    label_N: Tensor
-    target_NK: Tensor  # one-hot labels
-    own_KP: Tensor
-    penalty_KP: Tensor  # lam, and 0 for own-class weights
-    ridge: float
-
-
-@dataclass(frozen=True)
 class _Metric:
     diagonal_KP: Tensor
     mean_KP: Tensor
-    coupling_KK: Tensor  # in `_wide` precision
+    coupling_KK: Tensor  # in `wide` precision
 
 
 def solve_last_layer(
@@ -73,17 +71,19 @@ def solve_last_layer(
     tol: float = 1e-5,
     max_iterations: int = 1000,
 ) -> LastLayerSolution:
-    """Minimise the objective above until `kkt_residual` is at most `tol`, on the device of the scores.
+    """Minimise the objective above until `kkt_residual` is at most `tol`, on the device of the scores (of the labels,
+    where the scores are in the CPU's memory or in a file).
 
-    Works in float64 for float64 scores, else in float32. Starts from `start_KP`, or from the own-class indicator.
+    Works in float64 for float64 scores, else in float32; scores of less precision are converted a block at
+    a time, so that they may be larger than memory. Starts from `start_KP`, or from the own-class indicator.
     float32 can stop short where the mean of the scores is tens of times their spread: look at the residual.
     """
-    problem = _problem(score_NP, label_N, class_P, num_classes, lam, ridge)
+    problem = make_problem(score_NP, label_N, class_P, num_classes, lam, ridge)
     start_KP = problem.own_KP if start_KP is None else start_KP
     if start_KP.shape != problem.own_KP.shape:
         raise UserError(f"start weights have shape {tuple(start_KP.shape)}; give {tuple(problem.own_KP.shape)}")
-    with _exact_arithmetic(score_NP.device.type):
-        return _solve(problem, start_KP.to(problem.score_NP), tol, max_iterations)
+    with exact_matmul(problem.target_NK.device.type):
+        return _solve(problem, start_KP.to(problem.target_NK), tol, max_iterations)
 
 
 def solve_path(
@@ -107,14 +107,21 @@ def solve_path(
     return path
 
 
+def logits_of(weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor) -> Tensor:
+    """N x K, for scores of any precision, in memory or in a file."""
+    problem = make_problem(score_NP, label_N, class_P, len(weight_KP), 0.0, RIDGE)
+    with exact_matmul(problem.target_NK.device.type):
+        return problem.logits(weight_KP.to(problem.target_NK))
+
+
 def objective(
     weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor, *, lam: float = 1e-4, ridge: float = RIDGE
 ) -> float:
     """The value that `solve_last_layer` minimises, at the given weights."""
-    problem = _problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
-    weight_KP = weight_KP.to(problem.score_NP)
-    with _exact_arithmetic(score_NP.device.type):
-        return _objective(problem, weight_KP, problem.score_NP @ weight_KP.T)
+    problem = make_problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
+    weight_KP = weight_KP.to(problem.target_NK)
+    with exact_matmul(problem.target_NK.device.type):
+        return objective_of(problem, weight_KP, problem.logits(weight_KP))
 
 
 def kkt_residual(
@@ -125,90 +132,26 @@ def kkt_residual(
     With g the gradient of the smooth terms, an entry is g for own-class weights, g + lam sign(w) for other weights
     that are not zero, and the excess of |g| over lam (0 if there is none) for those that are.
     """
-    problem = _problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
-    weight_KP = weight_KP.to(problem.score_NP)
-    with _exact_arithmetic(score_NP.device.type):
-        return _residual(problem, weight_KP, problem.score_NP @ weight_KP.T)
+    problem = make_problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
+    weight_KP = weight_KP.to(problem.target_NK)
+    with exact_matmul(problem.target_NK.device.type):
+        return residual_of(problem, weight_KP, problem.logits(weight_KP))
 
 
-def _problem(
-    score_NP: Tensor, label_N: Tensor, class_P: Tensor, num_classes: int, lam: float, ridge: float
-) -> _Problem:
-    if score_NP.numel() == 0 or (*label_N.shape, *class_P.shape) != score_NP.shape:
-        raise UserError(
-            f"scores of shape {tuple(score_NP.shape)} do not fit {len(label_N)} labels and {len(class_P)} prototype "
-            "classes; give one row and label an image, one column and class a prototype"
-        )
-    for name, values in (("labels", label_N), ("prototype classes", class_P)):
-        if not (int(values.min()) >= 0 and int(values.max()) < num_classes):
-            raise UserError(f"{name} must lie in 0..{num_classes - 1}; got {int(values.min())}..{int(values.max())}")
-    if not (math.isfinite(lam) and lam >= 0 and math.isfinite(ridge) and ridge > 0):
-        raise UserError(f"the last layer needs lam >= 0 and ridge > 0; got lam {lam} and ridge {ridge}")
-    if not bool(score_NP.isfinite().all()):
-        raise UserError("the similarity scores hold NaN or infinity; check the network that made them")
-    dtype = torch.promote_types(score_NP.dtype, torch.float32)
-    label_N, class_P = (x.to(score_NP.device, torch.int64) for x in (label_N, class_P))
-    own_KP = class_P[None] == torch.arange(num_classes, device=score_NP.device)[:, None]
-    target_NK = F.one_hot(label_N, num_classes).to(dtype)
-    return _Problem(score_NP.detach().to(dtype), label_N, target_NK, own_KP, (~own_KP).to(dtype) * lam, ridge)
-
-
-@contextmanager
-def _exact_arithmetic(device_type: str) -> Iterator[None]:
-    """No autograd, and products in true float32: the rounding of TF32 or autocast is larger than the tolerance."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.no_grad(), torch.autocast(device_type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _objective(problem: _Problem, weight_KP: Tensor, logits_NK: Tensor) -> float:
-    loss_N = F.cross_entropy(logits_NK, problem.label_N, reduction="none")
-    away_KP = weight_KP - problem.own_KP.to(weight_KP)
-    penalty_K = (problem.penalty_KP * weight_KP.abs() + 0.5 * problem.ridge * away_KP.square()).sum(1)
-    return float(_wide(loss_N).mean() + _wide(penalty_K).sum())
-
-
-def _gradient(problem: _Problem, weight_KP: Tensor, prob_NK: Tensor) -> Tensor:
-    """Gradient of the smooth terms."""
-    data_KP = (prob_NK - problem.target_NK).T @ problem.score_NP / len(prob_NK)
-    return data_KP + problem.ridge * (weight_KP - problem.own_KP.to(weight_KP))
-
-
-def _residual(problem: _Problem, weight_KP: Tensor, logits_NK: Tensor) -> float:
-    gradient_KP = _gradient(problem, weight_KP, logits_NK.softmax(1))
-    at_zero_KP = _shrink(gradient_KP, problem.penalty_KP)
-    elsewhere_KP = gradient_KP + problem.penalty_KP * weight_KP.sign()
-    return float(torch.where(weight_KP == 0, at_zero_KP, elsewhere_KP).abs().max())
-
-
-def _shrink(x: Tensor, by: Tensor) -> Tensor:
-    """Soft-thresholding: the proximal operator of by * |x|, exactly zero for |x| <= by."""
-    return x - torch.maximum(torch.minimum(x, by), -by)
-
-
-def _metric(problem: _Problem, prob_NK: Tensor) -> _Metric:
-    spread_KN = (prob_NK * (1 - prob_NK)).T / len(prob_NK)
-    mass_K1 = spread_KN.sum(1, keepdim=True).clamp_min(1e-9)
-    mean_KP = spread_KN @ problem.score_NP / mass_K1
-    square_KP = spread_KN @ problem.score_NP.square()
+def _metric(problem: Problem, prob_NK: Tensor) -> _Metric:
+    spread_NK = prob_NK * (1 - prob_NK) / len(prob_NK)
+    mass_K1 = spread_NK.T.sum(1, keepdim=True).clamp_min(1e-9)
+    total_KP, square_KP = problem.moments(spread_NK)
+    mean_KP = total_KP / mass_K1
     # The floor keeps the metric positive where rounding eats the variance (a prototype with almost constant scores).
     variance_KP = torch.maximum(square_KP - mass_K1 * mean_KP.square(), 1e-2 * square_KP) + 1e-8
     # diag(p) - p p^T as a graph Laplacian (rows sum to zero), which rounding cannot make indefinite.
-    edge_KK = _wide(prob_NK.T @ prob_NK / len(prob_NK)).fill_diagonal_(0)
+    edge_KK = wide(prob_NK.T @ prob_NK / len(prob_NK)).fill_diagonal_(0)
     return _Metric(variance_KP, mean_KP, edge_KK.sum(1).diag() - edge_KK)
 
 
-def _wide(small: Tensor) -> Tensor:
-    """float64, for the K unknowns of a step: the classes' common shift is large, and the coupling cancels it."""
-    return small.cpu().double() if small.device.type == "mps" else small.double()  # MPS has no float64
-
-
 def _proximal_step(
-    problem: _Problem, metric: _Metric, scale: float, point_KP: Tensor, gradient_KP: Tensor, shift_K: Tensor, tol: float
+    problem: Problem, metric: _Metric, scale: float, point_KP: Tensor, gradient_KP: Tensor, shift_K: Tensor, tol: float
 ) -> Tensor:
     """point + d for the minimiser d of  gradient.d + d.(scale * metric + ridge).d / 2 + penalty |point + d|.
 
@@ -226,8 +169,8 @@ def _proximal_step(
 
     def respond(shift_K: Tensor) -> tuple[Tensor, Tensor]:
         force_K = (coupling_KK @ shift_K).to(point_KP)
-        weight_KP = _shrink(centre_KP - pull_KP * force_K[:, None], threshold_KP)
-        return weight_KP, shift_K - _wide((metric.mean_KP * (weight_KP - point_KP)).sum(1))
+        weight_KP = shrink(centre_KP - pull_KP * force_K[:, None], threshold_KP)
+        return weight_KP, shift_K - wide((metric.mean_KP * (weight_KP - point_KP)).sum(1))
 
     weight_KP, error_K = respond(shift_K)
     previous, strikes = math.inf, 0
@@ -239,7 +182,7 @@ def _proximal_step(
             break
         previous = worst
         # Newton's direction -(I + diag(slope) coupling)^-1 error, through a symmetric system.
-        root_K = _wide((metric.mean_KP * pull_KP * (weight_KP != 0)).sum(1)).sqrt()
+        root_K = wide((metric.mean_KP * pull_KP * (weight_KP != 0)).sum(1)).sqrt()
         factor_KK = torch.linalg.cholesky_ex(eye_KK + root_K[:, None] * coupling_KK * root_K).L
         direction_K = root_K * torch.cholesky_solve((root_K * force_K)[:, None], factor_KK)[:, 0] - error_K
         descent, length = float(force_K @ direction_K), 1.0
@@ -255,17 +198,17 @@ def _proximal_step(
     return weight_KP
 
 
-def _solve(problem: _Problem, weight_KP: Tensor, tol: float, max_iterations: int) -> LastLayerSolution:
-    logits_NK = problem.score_NP @ weight_KP.T
-    value, residual = _objective(problem, weight_KP, logits_NK), _residual(problem, weight_KP, logits_NK)
+def _solve(problem: Problem, weight_KP: Tensor, tol: float, max_iterations: int) -> LastLayerSolution:
+    logits_NK = problem.logits(weight_KP)
+    value, residual = objective_of(problem, weight_KP, logits_NK), residual_of(problem, weight_KP, logits_NK)
     point_KP, point_logits_NK = weight_KP, logits_NK  # where momentum has carried us
-    shift_K = _wide(torch.zeros_like(weight_KP[:, 0]))
+    shift_K = wide(torch.zeros_like(weight_KP[:, 0]))
     step_residual, momentum, scale = residual, 1.0, 1.0
     refresh_at, refresh_gap = 0, 2
     iteration, epsilon = 0, torch.finfo(weight_KP.dtype).eps
     while residual > tol and iteration < max_iterations and scale < _MAX_SCALE:
         prob_NK = point_logits_NK.softmax(1)
-        gradient_KP = _gradient(problem, point_KP, prob_NK)
+        gradient_KP = gradient_of(problem, point_KP, prob_NK)
         step_tol = max(0.1 * tol, 1e-3 * step_residual)
         if iteration == refresh_at:
             metric, scale = _metric(problem, prob_NK), min(scale, 30.0)  # an old metric's scale says little now
@@ -273,16 +216,16 @@ def _solve(problem: _Problem, weight_KP: Tensor, tol: float, max_iterations: int
         iteration += 1
         while scale < _MAX_SCALE:
             new_KP = _proximal_step(problem, metric, scale, point_KP, gradient_KP, shift_K, step_tol)
-            new_logits_NK = problem.score_NP @ new_KP.T
+            new_logits_NK = problem.logits(new_KP)
             step_KP = new_KP - point_KP
-            shift_K = _wide((metric.mean_KP * step_KP).sum(1))
+            shift_K = wide((metric.mean_KP * step_KP).sum(1))
             force_K = metric.coupling_KK @ shift_K
             model = 0.5 * float((metric.diagonal_KP * step_KP.square()).sum()) + 0.5 * float(shift_K @ force_K)
             change, rounding = _curvature(prob_NK, new_logits_NK - point_logits_NK)
             if change <= scale * model + epsilon * rounding:
                 break
             scale *= min(max(1.5, change / max(scale * model, 1e-30)), 10.0) if math.isfinite(change) else 10.0
-        new_value = _objective(problem, new_KP, new_logits_NK)
+        new_value = objective_of(problem, new_KP, new_logits_NK)
         if new_value > value + 10 * epsilon * abs(value):
             # Momentum, or a step spoilt by rounding, led uphill: go back, and from there take shorter steps.
             scale = scale if momentum > 1 else 10 * scale
@@ -303,9 +246,9 @@ def _solve(problem: _Problem, weight_KP: Tensor, tol: float, max_iterations: int
         scale = max(0.9 * scale, min(scale, 1.2 * change / max(model, 1e-30)))
         step_residual = float(pseudo_KP.abs().max())
         if step_residual <= tol:
-            residual = _residual(problem, weight_KP, logits_NK)
+            residual = residual_of(problem, weight_KP, logits_NK)
     others = int(((weight_KP != 0) & ~problem.own_KP).sum())
-    return LastLayerSolution(weight_KP, value, _residual(problem, weight_KP, logits_NK), iteration, others)
+    return LastLayerSolution(weight_KP, value, residual_of(problem, weight_KP, logits_NK), iteration, others)
 
 
 def _curvature(prob_NK: Tensor, move_NK: Tensor) -> tuple[float, float]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from likethat import run_dir
 from likethat.checkpoint import copy_state
 from likethat.config import AUTO_WIDTH, Config
 from likethat.data.loaders import Images
@@ -25,11 +27,12 @@ from likethat.training.engine import (
     mixed_precision,
     score_images,
 )
-from likethat.training.last_layer import solve_last_layer
+from likethat.training.last_layer import logits_of, solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
 from likethat.training.losses import Costs, classifier_costs, leave_source_out, protopnet_costs
 from likethat.training.phases import Step
 from likethat.training.project import project
+from likethat.training.score_cache import cached_scores
 from likethat.training.state import Progress
 
 
@@ -135,27 +138,29 @@ def project_prototypes(
 
 
 def optimise_last_layer(
-    progress: Progress, step: Step, train: Images, val: Images, config: Config, display: Display
+    progress: Progress, step: Step, train: Images, val: Images, config: Config, run: Path, display: Display
 ) -> None:
     """Convex, on scores computed once. The cycle is kept if it is the best so far on validation."""
     model = progress.model
     unsolved_KP = model.last_layer.weight.detach().clone()
+    class_P = model.prototype_layer.class_P
+    assert progress.projection is not None
+    source_P = progress.projection.image_P if config.train.tie else None
     started = time.monotonic()
-    with display.task("scores of the training images") as advance:
-        score_NP = score_images(model, last_layer_images(train, config), advance)
-    if config.train.tie:
-        assert progress.projection is not None
-        image_N1 = torch.arange(len(train), device=train.device)[:, None]
-        score_NP = leave_source_out(score_NP, image_N1, progress.projection.image_P, model.own_KP)
-    solution = solve_last_layer(
-        score_NP,
-        train.label_N,
-        model.prototype_layer.class_P,
-        model.num_classes,
-        lam=config.train.l1,
-        ridge=config.train.ridge,
-        start_KP=unsolved_KP,
-    )
+    with (
+        display.task("scores of the training images") as advance,
+        cached_scores(model, last_layer_images(train, config), source_P, run / run_dir.SCORES, advance) as score_NP,
+    ):
+        solution = solve_last_layer(
+            score_NP,
+            train.label_N,
+            class_P,
+            model.num_classes,
+            lam=config.train.l1,
+            ridge=config.train.ridge,
+            start_KP=unsolved_KP,
+        )
+        right = accuracy(logits_of(solution.weight_KP, score_NP, train.label_N, class_P), train.label_N)
     with torch.no_grad():
         model.last_layer.weight.copy_(solution.weight_KP)
     measured = measure(validation_logits(model, val), val.label_N)
@@ -165,7 +170,7 @@ def optimise_last_layer(
         "kkt_residual": solution.kkt_residual,
         "iterations": solution.iterations,
         "nonzero_negative": solution.nonzero_negative,
-        "train": {"accuracy": accuracy(score_NP @ solution.weight_KP.T, train.label_N)},
+        "train": {"accuracy": right},
         "val": measured,
     }
     progress.metrics.append({**record, "seconds": time.monotonic() - started})

@@ -1,0 +1,91 @@
+"""Scores too large for memory: a file of float16, and the same last layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_images, tiny_model
+from runs import make_tiny_birds
+
+import likethat
+from likethat import run_dir
+from likethat.config import resolve
+from likethat.data.loaders import Images, one_view_each
+from likethat.errors import UserError
+from likethat.training import last_layer_problem, score_cache
+from likethat.training.engine import score_images
+from likethat.training.last_layer import kkt_residual, logits_of, objective, solve_last_layer
+from likethat.training.losses import leave_source_out
+from likethat.training.score_cache import cached_scores
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("similarity", ["log", "cosine"])
+def test_the_file_holds_the_scores(
+    tied: bool, similarity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model([3, 1, 2], similarity=similarity)
+    images: Images = one_view_each(random_images(70, 3), resolve().augment, seed=3)
+    source_P = torch.tensor([0, 3, 6, 1, 2, 5]) if tied else None
+    exact_NP = score_images(model, images)
+    if source_P is not None:
+        exact_NP = leave_source_out(exact_NP, torch.arange(70)[:, None], source_P, model.own_KP)
+    file = tmp_path / "made" / "scores"
+    with cached_scores(model, images, source_P, file) as score_NP:
+        assert torch.equal(score_NP, exact_NP)  # small enough for memory
+    assert not file.parent.exists()
+    monkeypatch.setattr(score_cache, "MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(type(model.prototype_layer).in_blocks, "__defaults__", (1000,))  # few prototypes at a time
+    with cached_scores(model, images, source_P, file) as score_NP:
+        assert score_NP.dtype == torch.float16
+        torch.testing.assert_close(score_NP.float(), exact_NP, rtol=1e-3, atol=1e-3)
+    assert list(file.parent.iterdir()) == []
+
+
+def test_a_file_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = tiny_model([2, 2]), random_images(4, 2)
+    monkeypatch.setattr(score_cache, "MEMORY_SHARE", 0.0)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with (
+        pytest.raises(UserError, match="scores of the images need"),
+        cached_scores(model, images, None, tmp_path / "scores"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_blocks_of_any_size_have_the_same_optimum(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    label_N, class_P = torch.arange(120) % 4, torch.arange(4).repeat_interleave(3)
+    exact_NP = 1 + torch.rand(120, 12, generator=generator) + (label_N[:, None] == class_P)
+    score_NP = torch.from_file(str(tmp_path / "scores"), shared=True, size=120 * 12, dtype=torch.float16).view(120, 12)
+    score_NP.copy_(exact_NP)
+    whole = solve_last_layer(score_NP.float(), label_N, class_P, 4, lam=1e-3, ridge=1e-3)
+    monkeypatch.setattr(last_layer_problem, "BLOCK", rows * 12 * 4)
+    found = solve_last_layer(score_NP, label_N, class_P, 4, lam=1e-3, ridge=1e-3)
+    assert found.kkt_residual <= 1e-5
+    assert kkt_residual(found.weight_KP, score_NP.float(), label_N, class_P, lam=1e-3, ridge=1e-3) <= 1.1e-5
+    assert found.objective == pytest.approx(whole.objective, abs=1e-5)
+    assert found.nonzero_negative == whole.nonzero_negative
+    # Against the scores before they were rounded.
+    exact = solve_last_layer(exact_NP, label_N, class_P, 4, lam=1e-3, ridge=1e-3)
+    at_found = objective(found.weight_KP, exact_NP, label_N, class_P, lam=1e-3, ridge=1e-3)
+    assert at_found == pytest.approx(exact.objective, abs=1e-4)
+    torch.testing.assert_close(
+        logits_of(found.weight_KP, score_NP, label_N, class_P), score_NP.float() @ found.weight_KP.T
+    )
+
+
+def test_a_run_is_trained_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_cache, "MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(last_layer_problem, "BLOCK", 100)
+    options = {"backbone": "test_resnet", "weights": "none", "latent_width": 16, "input_size": 64, "batch_size": 8}
+    epochs = {"classifier_epochs": 1, "joint_epochs": (1,), "prototypes_per_class": 2}
+    likethat.train(make_tiny_birds(tmp_path / "birds"), tmp_path / "run", device="cpu", **options, **epochs)
+    (solved,) = [record for record in run_dir.read_metrics(tmp_path / "run") if record["stage"] == "last_layer"]
+    assert solved["kkt_residual"] <= 1e-5
+    assert 0 <= solved["train"]["accuracy"] <= 1
+    assert not list((tmp_path / "run").rglob("scores*"))
