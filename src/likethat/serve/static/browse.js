@@ -14,11 +14,12 @@ const SORTS = {
   moved: ["distance moved, farthest first", (entry) => -entry.moved],
 };
 
-export function card(entry) {
+export function card(entry, mixed = false) {
   return make("a", { class: "card", href: `/prototypes/${entry.id}` },
     make("div", { class: "pair" }, make("img", { class: "crop", src: entry.crop, alt: "", loading: "lazy" }),
       small(entry.source, entry.source_size, entry.source_box, `training picture of ${pretty(entry.class)}`)),
     make("b", {}, title(entry.id, entry.name)),
+    mixed ? make("span", { class: "small" }, pretty(entry.class)) : "",
     make("span", { class: "soft small" }, entry.purity === null ? `connection ${signed(entry.weight)}` : `purity ${Math.round(100 * entry.purity)} % · connection ${signed(entry.weight)}`),
     entry.mixed ? make("span", { class: "tag" }, "mixed neighbours") : "",
     entry.repeats !== null ? make("span", { class: "tag" }, `same as ${entry.repeats}`) : "");
@@ -77,12 +78,12 @@ export async function browse(page) {
     if (!shown.length) {
       list.replaceChildren(make("div", { class: "calm" }, make("p", {}, "No prototype is like that."), make("button", { class: "button", onclick: reset }, "Show all")));
     } else if (key) {
-      list.replaceChildren(make("div", { class: "cards-grid" }, ...shown.sort((a, b) => key(a) - key(b) || a.id - b.id).map(card)));
+      list.replaceChildren(make("div", { class: "cards-grid" }, ...shown.sort((a, b) => key(a) - key(b) || a.id - b.id).map((entry) => card(entry, true))));
     } else {
       const groups = Map.groupBy ? Map.groupBy(shown, (entry) => entry.class) : group(shown);
       list.replaceChildren(...[...groups].map(([name, entries]) => make("section", { class: "class-group" },
         make("h2", {}, pretty(name), make("small", { class: "soft" }, ` ${entries.length} prototype${entries.length > 1 ? "s" : ""}`)),
-        make("div", { class: "cards-grid" }, ...entries.map(card)))));
+        make("div", { class: "cards-grid" }, ...entries.map((entry) => card(entry))))));
     }
   }
 

@@ -54,5 +54,5 @@ export async function prototype(page) {
         make("dl", { class: "told" }, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])))),
     entry.train ? [strip("training", entry.train, entry.class), strip("test", entry.test, entry.class)].reduce((all, one) => { all.append(one); return all; }, document.createDocumentFragment()) : noAtlas(page),
     siblings.length > 1 ? make("section", { class: "class-group" }, make("h2", {}, `Other prototypes of ${pretty(entry.class)}`),
-      make("div", { class: "cards-grid" }, ...siblings.filter(({ id }) => id !== entry.id).map(card))) : "");
+      make("div", { class: "cards-grid" }, ...siblings.filter(({ id }) => id !== entry.id).map((other) => card(other)))) : "");
 }
