@@ -2,7 +2,11 @@
 
 import hashlib
 import itertools
+import os
+import signal
 import struct
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -13,10 +17,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from likethat.data.cache import decode_samples, load_dataset
+from likethat.data.cache import decode_samples, load_dataset, remove_cache
 from likethat.data.check import check_dataset, map_in_threads
 from likethat.data.dataset import DataSet, Sample, open_dataset
 from likethat.data.decode import read_image, to_input
+from likethat.data.journal import journal_of
 from likethat.errors import UserError
 
 
@@ -161,22 +166,83 @@ def test_the_cache_file_holds_the_same_pixels(bad_set, tmp_path):
     assert np.array_equal(on_disk.pixels, in_memory.pixels)
     assert np.array_equal(np.load(file), in_memory.pixels)
     assert (on_disk.sha256, on_disk.problems) == (in_memory.sha256, in_memory.problems)
-    assert [path.name for path in file.parent.iterdir()] == ["pixels.npy"]
+    remove_cache(file)
+    assert list(file.parent.iterdir()) == []
 
 
-def test_an_interrupted_cache_leaves_the_old_file_and_no_other(good_set, tmp_path):
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from likethat.data import cache
+from likethat.data.dataset import open_dataset
+cache.WRITE_DOWN = 2
+def kill(done, total):
+    if done == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+dataset = open_dataset(sys.argv[1])
+cache.decode_samples(dataset.root, dataset.train, (4, 4), cache_file=Path(sys.argv[2]), workers=1, progress=kill)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows kills otherwise")
+def test_a_killed_cache_goes_on_where_it_was(good_set, tmp_path):
+    file, told = tmp_path / "cache" / "pixels.npy", []
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(good_set.root), str(file)])
+    assert killed.returncode == -signal.SIGKILL
+    expected = decode_samples(good_set.root, good_set.train, (4, 4))
+    found = decode_samples(
+        good_set.root, good_set.train, (4, 4), cache_file=file, progress=lambda done, total: told.append(done)
+    )
+    assert told[0] in (5, 6)  # four or five of the eight were done
+    assert told[-1] == 8
+    assert np.array_equal(found.pixels, expected.pixels)
+    assert (found.sha256, found.views) == (expected.sha256, expected.views)
+
+
+def test_a_finished_cache_is_read_again_only_where_files_changed(bad_set, tmp_path):
     file = tmp_path / "cache" / "pixels.npy"
-    decode_samples(good_set.root, good_set.val, (4, 4), cache_file=file)
-    before = file.read_bytes()
+    samples, told = bad_set.all_samples(), []
 
-    def stop(done: int, total: int) -> None:
-        if done == 3:
-            raise KeyboardInterrupt
+    def decode(size_hw=(8, 8), samples=samples):
+        told.clear()
+        return decode_samples(
+            bad_set.root, samples, size_hw, cache_file=file, progress=lambda done, total: told.append(done)
+        )
 
-    with pytest.raises(KeyboardInterrupt):
-        decode_samples(good_set.root, good_set.train, (4, 4), cache_file=file, progress=stop)
-    assert file.read_bytes() == before
-    assert [path.name for path in file.parent.iterdir()] == ["pixels.npy"]
+    def same(one, other) -> bool:
+        return np.array_equal(one.pixels, other.pixels) and (one.sha256, one.problems, one.views) == (
+            other.sha256, other.problems, other.views,
+        )  # fmt: skip
+
+    first = decode()
+    assert len(told) == len(samples)
+    again = decode()
+    assert told == []
+    assert same(again, decode_samples(bad_set.root, samples, (8, 8)))
+    assert same(again, first)
+    write_picture(bad_set.root / samples[1].path, 99)
+    with journal_of(file).open("a") as journal:
+        journal.write('[3, "cut sh')
+    changed = decode()
+    assert len(told) == 1
+    assert same(changed, decode_samples(bad_set.root, samples, (8, 8)))
+    decode()
+    assert told == []  # the line that was cut short harms no other
+    smaller = decode((4, 4))
+    assert len(told) == len(samples)
+    assert same(smaller, decode_samples(bad_set.root, samples, (4, 4)))
+    boxed = tuple(replace(sample, box=(0.0, 0.0, 9.0, 9.0)) for sample in samples)
+    assert same(decode((4, 4), boxed), decode_samples(bad_set.root, boxed, (4, 4)))
+
+
+def test_rows_that_were_moved_are_not_taken_for_others(bad_set, tmp_path):
+    file = tmp_path / "cache" / "pixels.npy"
+    first = {
+        name: pixels.copy()
+        for name, pixels in load_dataset(bad_set, (8, 8), skip_bad=True, cache_file=file).pixels.items()
+    }
+    second = load_dataset(bad_set, (8, 8), skip_bad=True, cache_file=file).pixels
+    assert all(np.array_equal(first[part], second[part]) for part in first)
 
 
 def test_a_cache_larger_than_the_disk_is_refused(good_set, tmp_path):

@@ -10,7 +10,7 @@ from conftest import random_images, tiny_model
 from runs import make_tiny_birds
 
 import likethat
-from likethat import run_dir
+from likethat import pipeline, run_dir
 from likethat.config import resolve
 from likethat.data.loaders import Images, one_view_each
 from likethat.errors import UserError
@@ -79,7 +79,9 @@ def test_blocks_of_any_size_have_the_same_optimum(rows: int, tmp_path: Path, mon
     )
 
 
-def test_a_run_is_trained_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_trained_from_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With neither pixels nor scores in memory; nothing of them is left."""
+    monkeypatch.setattr(pipeline, "MEMORY_SHARE", 0.0)
     monkeypatch.setattr(score_cache, "MEMORY_SHARE", 0.0)
     monkeypatch.setattr(last_layer_problem, "BLOCK", 100)
     options = {"backbone": "test_resnet", "weights": "none", "latent_width": 16, "input_size": 64, "batch_size": 8}
@@ -88,4 +90,4 @@ def test_a_run_is_trained_from_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     (solved,) = [record for record in run_dir.read_metrics(tmp_path / "run") if record["stage"] == "last_layer"]
     assert solved["kkt_residual"] <= 1e-5
     assert 0 <= solved["train"]["accuracy"] <= 1
-    assert not list((tmp_path / "run").rglob("scores*"))
+    assert not [*(tmp_path / "run").rglob("scores*"), *(tmp_path / "run").rglob("pixels*")]

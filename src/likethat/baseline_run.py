@@ -11,6 +11,7 @@ import torch
 from likethat import run_dir
 from likethat.checkpoint import save_tensors
 from likethat.config import resolve
+from likethat.data.cache import remove_cache
 from likethat.errors import UserError
 from likethat.metrics.accuracy import evaluate_logits
 from likethat.models.backbone import place
@@ -77,6 +78,6 @@ def train_baseline(
         evaluation = evaluate_logits(logits_NK, test.label_N, classes, "test")
         write_metrics(out, [*progress.metrics, {"stage": "test", **evaluation.to_dict()}])
         write_plain_report(out, config.model.backbone, classes)
-        (out / run_dir.PIXELS).unlink(missing_ok=True)
+        remove_cache(out / run_dir.PIXELS)
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
     return load_plain(out, device)

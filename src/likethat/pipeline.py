@@ -15,7 +15,7 @@ from likethat.calibration import calibrate, write_calibration
 from likethat.checkpoint import save_tensors
 from likethat.classifier import Classifier, load
 from likethat.config import AUTO_WIDTH, Config, resolve
-from likethat.data.cache import LoadedDataSet, load_dataset
+from likethat.data.cache import LoadedDataSet, load_dataset, remove_cache
 from likethat.data.dataset import DataSet, fingerprint, open_dataset
 from likethat.data.loaders import Images, hold
 from likethat.errors import UserError
@@ -227,7 +227,7 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     if progress.best_unsolved_KP is not None:
         metrics = [*metrics, _measure_projection(model, test, score_NP, progress.best_unsolved_KP)]
     classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)
-    (out / run_dir.PIXELS).unlink(missing_ok=True)
+    remove_cache(out / run_dir.PIXELS)
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
     return classifier
 

@@ -1,8 +1,7 @@
 """The pixels of a data set, decoded once: in memory, or in a file as large as the disk allows."""
 
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +10,11 @@ import numpy as np
 from likethat.data.check import Problem, Progress, Report, examine, make_report, map_in_threads
 from likethat.data.dataset import PARTS, DataSet, Sample
 from likethat.data.decode import View, to_input
+from likethat.data.journal import Journal, Row, header_of, journal_of, read_rows, stamp_of
 from likethat.errors import UserError
 from likethat.runtime import check_disk
+
+WRITE_DOWN = 1000  # images after which those done are safe even from a loss of power
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def load_dataset(
     pixels = decoded.pixels
     if skip_bad:
         bad, dataset = report.bad_paths(), report.without_bad()
-        if cache_file:
+        if cache_file and bad:
+            journal_of(cache_file).unlink(missing_ok=True)  # rows move, so that it would lie
             pixels = np.load(cache_file, mmap_mode="r+")
         pixels = _move_together(pixels, [row for row, sample in enumerate(samples) if sample.path not in bad])
     starts = np.cumsum([len(dataset.part(part)) for part in PARTS])[:-1]
@@ -69,49 +72,93 @@ def decode_samples(
     cache_file: Path | None = None,
     progress: Progress | None = None,
 ) -> DecodedImages:
-    """The samples cropped and resized to `size_hw`; with `cache_file` (a .npy file) the pixels stay on disk."""
+    """The samples cropped and resized to `size_hw`; with `cache_file` (a .npy file) the pixels stay on disk, and a call
+    that is stopped or killed leaves what is done to the next."""
     shape = (len(samples), *size_hw, 3)
     if cache_file is None:
         pixels = _allocate(shape)
-        return DecodedImages(pixels, *_decode_into(pixels, root, samples, workers, progress))
+        rows = [row for _, row in _decode_rows(pixels, root, samples, (), workers, progress)]
+        return DecodedImages(pixels, *_told(rows))
 
-    cache_file.parent.mkdir(parents=True, exist_ok=True)
-    check_disk(cache_file.parent, math.prod(shape), "pixels")
-    unfinished = cache_file.with_name(f"{cache_file.name}.{os.getpid()}.tmp")
-    try:
-        # open_memmap makes a file of zeros.
-        pixels = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
-        found = _decode_into(pixels, root, samples, workers, progress)
+    rows = _decode_to_file(cache_file, shape, root, samples, workers, progress)
+    return DecodedImages(np.load(cache_file, mmap_mode="r"), *_told(rows))
+
+
+def _decode_to_file(
+    cache_file: Path,
+    shape: tuple[int, ...],
+    root: Path,
+    samples: Sequence[Sample],
+    workers: int | None,
+    progress: Progress | None,
+) -> list[Row]:
+    """Goes on where an earlier call was stopped or killed: what is done, of unchanged files, is not read again."""
+    header = header_of(samples, shape)
+    known = read_rows(cache_file, root, samples, header)
+    if not known:
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        remove_cache(cache_file)
+        check_disk(cache_file.parent, math.prod(shape), "pixels")
+    # A new file is one of zeros.
+    pixels = np.lib.format.open_memmap(cache_file, mode="r+" if known else "w+", dtype=np.uint8, shape=shape)
+    journal, unwritten = Journal(cache_file, header, goes_on=bool(known)), 0
+
+    def write_down() -> None:
         pixels.flush()
-        del pixels  # Windows renames no file that is mapped
-        os.replace(unfinished, cache_file)
+        journal.flush()
+
+    try:
+        for number, row in _decode_rows(pixels, root, samples, known, workers, progress):
+            journal.add(number, row)
+            known[number] = row
+            unwritten += 1
+            if unwritten % WRITE_DOWN == 0:
+                write_down()
     finally:
-        unfinished.unlink(missing_ok=True)
-    return DecodedImages(np.load(cache_file, mmap_mode="r"), *found)
+        write_down()
+        journal.close()
+    return [known[number] for number in range(len(samples))]
 
 
-def _decode_into(
-    pixels: np.ndarray, root: Path, samples: Sequence[Sample], workers: int | None, progress: Progress | None
-) -> tuple[list[str], list[Problem], list[View | None]]:
+def remove_cache(cache_file: Path) -> None:
+    """The pixels and what is known of them."""
+    journal_of(cache_file).unlink(missing_ok=True)
+    cache_file.unlink(missing_ok=True)
+
+
+def _decode_rows(
+    pixels: np.ndarray,
+    root: Path,
+    samples: Sequence[Sample],
+    known: Container[int],
+    workers: int | None,
+    progress: Progress | None,
+) -> Iterator[tuple[int, Row]]:
+    """Fills the rows that are not known, in order."""
     size_hw = (pixels.shape[1], pixels.shape[2])
+    wanted = [number for number in range(len(samples)) if number not in known]
 
-    def decode(row: int) -> tuple[str, Problem | None, View | None]:
-        examined, view = examine(root, samples[row]), None
+    def decode(number: int) -> Row:
+        sample, view = samples[number], None
+        stamp = stamp_of(root / sample.path)  # before the file is read: a change in between is then seen later
+        examined = examine(root, sample)
         if examined.image:
-            pixels[row], view = to_input(examined.image, samples[row].box, size_hw)
-        return examined.sha256, examined.problem, view
+            pixels[number], view = to_input(examined.image, sample.box, size_hw)
+        else:
+            pixels[number] = 0
+        return Row(examined.sha256, examined.problem, view, stamp if examined.sha256 else None)
 
-    hashes: list[str] = []
-    problems: list[Problem] = []
-    views: list[View | None] = []
-    for sha256, problem, view in map_in_threads(decode, range(len(samples)), workers):
-        hashes.append(sha256)
-        views.append(view)
-        if problem:
-            problems.append(problem)
+    done = len(samples) - len(wanted)
+    for number, row in zip(wanted, map_in_threads(decode, wanted, workers), strict=True):
+        yield number, row
+        done += 1
         if progress:
-            progress(len(hashes), len(samples))
-    return hashes, problems, views
+            progress(done, len(samples))
+
+
+def _told(rows: Sequence[Row]) -> tuple[list[str], list[Problem], list[View | None]]:
+    problems = [row.problem for row in rows if row.problem]
+    return [row.sha256 for row in rows], problems, [row.view for row in rows]
 
 
 def _allocate(shape: tuple[int, ...]) -> np.ndarray:

@@ -104,8 +104,11 @@ def hold_out(
 
 def fingerprint(dataset: DataSet, sha256: Mapping[str, str]) -> str:
     """Of every image's path, label, box and content (by its hash), part by part."""
-    lines = [f"{sample.path} {sample.label} {sample.box} {sha256[sample.path]}" for sample in dataset.all_samples()]
-    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+    digest = hashlib.sha256()
+    for number, sample in enumerate(dataset.all_samples()):
+        line = f"{sample.path} {sample.label} {sample.box} {sha256[sample.path]}"
+        digest.update(("\n" + line if number else line).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def _draw(seed: int, class_name: str, path: str) -> bytes:

@@ -1,0 +1,103 @@
+"""Which rows of a pixel cache are done: a line each in a file beside it, so that a killed run need not read its images
+again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from likethat.data.check import Problem
+from likethat.data.dataset import Sample
+from likethat.data.decode import View
+
+Stamp = tuple[int, int]  # size and time of the last change
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What reading a file has found. Without a stamp, as when it could not be opened, it is read again."""
+
+    sha256: str
+    problem: Problem | None
+    view: View | None  # None of bad images
+    stamp: Stamp | None
+
+
+def journal_of(cache_file: Path) -> Path:
+    return cache_file.with_name(f"{cache_file.name}.rows")
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def header_of(samples: Sequence[Sample], shape: tuple[int, ...]) -> str:
+    """What must be the same for a row to mean the same."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        # File names need not be valid Unicode; surrogateescape gives back the bytes they have on disk.
+        digest.update(f"{sample.path}\0{sample.box}\n".encode("utf-8", "surrogateescape"))
+    return json.dumps({"shape": shape, "samples": digest.hexdigest()})
+
+
+def read_rows(cache_file: Path, root: Path, samples: Sequence[Sample], header: str) -> dict[int, Row]:
+    """The rows that are done and whose files have not changed since; none where the cache is of something else."""
+    rows: dict[int, Row] = {}
+    try:
+        with journal_of(cache_file).open(encoding="utf-8") as lines:
+            if not cache_file.is_file() or next(lines, "").rstrip("\n") != header:
+                return {}
+            for line in lines:
+                if (parsed := _parse(line)) is not None:
+                    rows[parsed[0]] = parsed[1]
+    except OSError:
+        return {}
+    return {
+        number: row
+        for number, row in rows.items()
+        if row.stamp is not None and row.stamp == stamp_of(root / samples[number].path)
+    }
+
+
+class Journal:
+    """Lines reach the disk when told; what they speak of must be there before."""
+
+    def __init__(self, cache_file: Path, header: str, *, goes_on: bool) -> None:
+        self.file = journal_of(cache_file).open("a" if goes_on else "w", encoding="utf-8")
+        # A line that was cut short by a kill is ended, so that the next one stands alone.
+        self.file.write("\n" if goes_on else f"{header}\n")
+
+    def add(self, number: int, row: Row) -> None:
+        problem, view = (None if value is None else astuple(value) for value in (row.problem, row.view))
+        self.file.write(json.dumps([number, row.sha256, problem, view, row.stamp]) + "\n")
+
+    def flush(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _parse(line: str) -> tuple[int, Row] | None:
+    """None of an empty line or a cut one."""
+    try:
+        number, sha256, problem, view, stamp = json.loads(line)
+    except ValueError:
+        return None
+    found = None if problem is None else Problem(*problem)
+    return number, Row(sha256, found, None if view is None else _view(view), None if stamp is None else tuple(stamp))
+
+
+def _view(values: list[Any]) -> View:
+    crop, input_hw, upright_hw, orientation = values
+    return View(tuple(crop), tuple(input_hw), tuple(upright_hw), orientation)
