@@ -81,7 +81,8 @@ def decode_samples(
         return DecodedImages(pixels, *_told(rows))
 
     rows = _decode_to_file(cache_file, shape, root, samples, workers, progress)
-    return DecodedImages(np.load(cache_file, mmap_mode="r"), *_told(rows))
+    # Copy-on-write: torch warns of memory that it cannot write to, and nobody writes.
+    return DecodedImages(np.load(cache_file, mmap_mode="c"), *_told(rows))
 
 
 def _decode_to_file(
