@@ -26,14 +26,25 @@ Tell = Callable[[str], None]
 
 
 def training_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]:
-    images, runs = setting.pictures(4 * setting.batch), setting.steps
-    common = (backbone, setting, images, tell)
-    goal = THROUGHPUT if setting.device.type == "cuda" else STEP_TIME
+    return [*paper_figures(backbone, setting, tell), *default_figures(backbone, setting, tell)]
+
+
+def paper_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]:
+    common = (backbone, setting, setting.pictures(4 * setting.batch), tell)
     _begun(lambda: _bare_step("paper", *common, taught=False), setting)  # loads the libraries, which is no one's memory
-    (paper, bare), (paper_peak, bare_peak) = _measure(
+    (ours, bare), (peak, bare_peak) = _measure(
         [lambda: _our_step("paper", *common), lambda: _bare_step("paper", *common, taught=False)], setting
     )
-    (default, taught, plain), (default_peak, taught_peak, _) = _measure(
+    against, runs = "bare classifier", setting.steps
+    return [
+        compare(backbone, "training step, paper preset", against, ours, bare, _goal(setting), runs=runs),
+        *compare_peaks(backbone, "memory of training, paper preset", against, peak, bare_peak),
+    ]
+
+
+def default_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]:
+    common = (backbone, setting, setting.pictures(4 * setting.batch), tell)
+    (ours, taught, plain), (peak, taught_peak, _) = _measure(
         [
             lambda: _our_step("default", *common),
             lambda: _bare_step("default", *common, taught=True),
@@ -41,14 +52,16 @@ def training_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure
         ],
         setting,
     )
-    step, memory = "training step, {} preset", "memory of training, {} preset"
+    what, against, runs = "training step, default preset", "bare, same teacher", setting.steps
     return [
-        compare(backbone, step.format("paper"), "bare classifier", paper, bare, goal, runs=runs),
-        compare(backbone, step.format("default"), "bare, same teacher", default, taught, goal, runs=runs),
-        compare(backbone, step.format("default"), "bare, no teacher", default, plain, runs=runs),
-        *compare_peaks(backbone, memory.format("paper"), "bare classifier", paper_peak, bare_peak),
-        *compare_peaks(backbone, memory.format("default"), "bare, same teacher", default_peak, taught_peak),
+        compare(backbone, what, against, ours, taught, _goal(setting), runs=runs),
+        compare(backbone, what, "bare, no teacher", ours, plain, runs=runs),
+        *compare_peaks(backbone, "memory of training, default preset", against, peak, taught_peak),
     ]
+
+
+def _goal(setting: Setting) -> Goal:
+    return THROUGHPUT if setting.device.type == "cuda" else STEP_TIME
 
 
 def _measure(makers: Sequence[Callable[[], TrainStep]], setting: Setting) -> tuple[list[list[float]], list[int | None]]:
