@@ -12,6 +12,7 @@ from likethat import run_dir
 from likethat.checkpoint import save_tensors
 from likethat.config import resolve
 from likethat.data.cache import remove_cache
+from likethat.distributed import barrier, is_first, rank
 from likethat.errors import UserError
 from likethat.metrics.accuracy import evaluate_logits
 from likethat.models.backbone import place
@@ -72,12 +73,14 @@ def train_baseline(
         progress = Progress(shell, model)
         train_images, val_images, test = (prepared.images[part] for part in ("train", "val", "test"))
         follow_plan(plan, progress, train_images, val_images, classes, config, out, display, stop)
-        save_tensors(out / run_dir.MODEL, model.state_dict())
         with display.task("test images") as advance:
             logits_NK = classify_images(model, test, advance)
         evaluation = evaluate_logits(logits_NK, test.label_N, classes, "test")
-        write_metrics(out, [*progress.metrics, {"stage": "test", **evaluation.to_dict()}])
-        write_plain_report(out, config.model.backbone, classes)
-        remove_cache(out / run_dir.PIXELS)
+        if is_first():
+            save_tensors(out / run_dir.MODEL, model.state_dict())
+            write_metrics(out, [*progress.metrics, {"stage": "test", **evaluation.to_dict()}])
+            write_plain_report(out, config.model.backbone, classes)
+        remove_cache(out / run_dir.pixels(rank()))
+        barrier()
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
     return load_plain(out, device)

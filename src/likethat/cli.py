@@ -6,9 +6,10 @@ import argparse
 import os
 import shlex
 import sys
+from contextlib import redirect_stdout
 from typing import Any
 
-from likethat import __version__
+from likethat import __version__, distributed
 from likethat.errors import Interrupted, UserError
 from likethat.verbs import (
     baseline,
@@ -31,6 +32,8 @@ GROUPS = (
     benching,
 )
 
+TOGETHER = (training.train, baseline.baseline, using.evaluate, explaining.atlas)  # what torchrun may start
+
 
 class _Parser(argparse.ArgumentParser):
     """Complains as `errors.UserError` does: one sentence, exit code 2."""
@@ -52,12 +55,12 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         args = build_parser().parse_args(arguments)
-        return int(args.function(args))
+        return _work_together(args) if distributed.launched() else int(args.function(args))
     except UserError as error:
-        print(f"likethat: {error}", file=sys.stderr)
+        print(f"likethat{_process()}: {error}", file=sys.stderr)
         return USERS_MISTAKE
     except (Interrupted, KeyboardInterrupt):
-        print(f"likethat: stopped{_how_to_go_on(arguments)}", file=sys.stderr)
+        print(f"likethat{_process()}: stopped{_how_to_go_on(arguments)}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader went away, as `likethat info RUN | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -68,6 +71,20 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print("likethat: out of memory; train with a smaller --batch-size or --input-size.", file=sys.stderr)
         return USERS_MISTAKE
+
+
+def _work_together(args: argparse.Namespace) -> int:
+    """As one of the processes that torchrun started. The first one answers."""
+    if args.function not in TOGETHER or getattr(args, "interpretability", False):
+        raise UserError("Only train, baseline, evaluate and atlas use several processes; start this without torchrun.")
+    with distributed.session(), open(os.devnull, "w") as nowhere:
+        stdout = sys.stdout if distributed.is_first() else nowhere
+        with redirect_stdout(stdout):
+            return int(args.function(args))
+
+
+def _process() -> str:
+    return f" (process {os.environ['RANK']})" if distributed.launched() else ""
 
 
 def _how_to_go_on(arguments: list[str]) -> str:

@@ -18,6 +18,7 @@ from likethat.config import AUTO_WIDTH, Config, resolve
 from likethat.data.cache import LoadedDataSet, load_dataset, remove_cache
 from likethat.data.dataset import DataSet, fingerprint, open_dataset
 from likethat.data.loaders import Images, hold
+from likethat.distributed import barrier, is_first, local_world, rank
 from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation, explain_batch
 from likethat.explaining.gallery import save_prototypes
@@ -91,10 +92,10 @@ def train(
         begin(out, record, saved)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]
-        observe = tensorboard_observer(out) if tensorboard else None
+        observe = tensorboard_observer(out) if tensorboard and is_first() else None
         classes = prepared.dataset.classes
         progress = fit(model, plain, train_images, val_images, classes, config, out, display, stop, observe)
-        if config.model.latent_width == AUTO_WIDTH:
+        if config.model.latent_width == AUTO_WIDTH and is_first():
             with_chosen_width(record, model).write(out)
         return finish(out, model, progress, prepared, display)
 
@@ -113,14 +114,20 @@ def open_out(out: Path, config: Config, kind: str, *, resume: bool, overwrite: b
             raise UserError(f"{out} holds a {saved.kind} run, not one of this command's; choose another --out.")
         check_same_config(saved, config)
     run_dir.check_out(out, overwrite=overwrite, resume=resume)
+    barrier()  # so that no process takes what another one begins for an earlier run
     return saved
 
 
 def begin(out: Path, record: RunRecord, saved: RunRecord | None) -> None:
     """An earlier run is removed only now that images and weights are known to be good."""
-    if saved is None:
-        run_dir.clear_out(out)
-    record.write(out)
+    barrier()
+    if is_first():
+        if saved is None:
+            run_dir.clear_out(out)
+        record.write(out)
+    barrier()
+    if not (out / run_dir.CONFIG).is_file():
+        raise UserError(f"Not every process sees {out}; choose an --out on a disk that all machines share.")
 
 
 def check_same_images(saved: RunRecord | None, now: RunRecord, run: Path) -> None:
@@ -141,13 +148,13 @@ def prepare(data: Path, out: Path, config: Config, device: torch.device, display
         test_fraction=config.data.test_fraction,
     )
     height, width = config.model.input_size
-    too_large = len(dataset.all_samples()) * height * width * 3 > MEMORY_SHARE * physical_memory()
+    too_large = len(dataset.all_samples()) * height * width * 3 > MEMORY_SHARE * physical_memory() / local_world()
     with display.task("reading images") as advance:
         loaded = load_dataset(
             dataset,
             config.model.input_size,
             skip_bad=config.data.skip_bad,
-            cache_file=out / run_dir.PIXELS if too_large else None,
+            cache_file=out / run_dir.pixels(rank()) if too_large else None,
             progress=advance,
         )
     _tell_problems(loaded, config.data.skip_bad, display)
@@ -214,10 +221,7 @@ def _describe(prepared: Prepared, model: ProtoPNet, device: torch.device, displa
 def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, display: Display) -> Classifier:
     """Model, prototypes, test accuracy (looked at here for the first and only time) and report."""
     assert progress.best_projection is not None
-    save_tensors(out / run_dir.MODEL, model.state_dict())
-    dataset = prepared.dataset
-    save_prototypes(out, model, progress.best_projection, dataset.train, dataset.root, prepared.sha256, dataset.classes)
-    test = prepared.images["test"]
+    dataset, test = prepared.dataset, prepared.images["test"]
     with display.task("test images") as advance:
         score_NP = score_images(model, test, advance)
     with torch.no_grad():
@@ -226,8 +230,14 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     metrics = progress.metrics
     if progress.best_unsolved_KP is not None:
         metrics = [*metrics, _measure_projection(model, test, score_NP, progress.best_unsolved_KP)]
+    remove_cache(out / run_dir.pixels(rank()))
+    if not is_first():
+        barrier()
+        return load(out, str(test.device))
+    save_tensors(out / run_dir.MODEL, model.state_dict())
+    save_prototypes(out, model, progress.best_projection, dataset.train, dataset.root, prepared.sha256, dataset.classes)
     classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)
-    remove_cache(out / run_dir.PIXELS)
+    barrier()
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
     return classifier
 

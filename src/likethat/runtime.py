@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from likethat.distributed import local_rank, world
 from likethat.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """'auto' takes CUDA, then Apple's MPS, then the CPU."""
+    """'auto' takes CUDA, then Apple's MPS, then the CPU. Of several processes each has a CUDA device of its own; MPS
+    has no way between them."""
     import torch
 
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    mps = torch.backends.mps.is_available() and world() == 1
+    available = {"cuda": torch.cuda.is_available(), "mps": mps, "cpu": True}
     if name == "auto":
         name = next(kind for kind, usable in available.items() if usable)
     try:
@@ -30,10 +33,13 @@ def resolve_device(name: str = "auto") -> torch.device:
         raise UserError(f"There is no device called '{name}'; choose auto, cpu, cuda or mps.") from error
     if not available.get(device.type, False):
         raise UserError(f"This machine has no {device.type} device that torch can use; pass --device cpu or auto.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"There is no {device}; this machine has {torch.cuda.device_count()} CUDA devices.")
+    if device.type != "cuda":
+        return device
     # Tensors say cuda:0 of themselves, so the device must too.
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+    device = torch.device("cuda", local_rank() if device.index is None or world() > 1 else device.index)
+    if device.index >= torch.cuda.device_count():
+        raise UserError(f"There is no {device}; this machine has {torch.cuda.device_count()} CUDA devices.")
+    return device
 
 
 def exact_arithmetic() -> None:

@@ -80,7 +80,3 @@ def training_batches(count: int, batch_size: int, views: int, seed: int) -> Tens
     batches = -(-len(order_N) // batch_size)
     size = -(-len(order_N) // batches)
     return order_N[torch.arange(batches * size) % len(order_N)].view(batches, size)
-
-
-def plain_batches(count: int, batch_size: int) -> list[Tensor]:
-    return list(torch.arange(count).split(batch_size))

@@ -17,15 +17,16 @@ from likethat.data.check import map_in_threads
 from likethat.data.dataset import DataSet, Sample, fingerprint
 from likethat.data.decode import Box
 from likethat.data.loaders import hold
+from likethat.distributed import join, own_part
 from likethat.errors import UserError
 from likethat.explaining.boxes import activation_boxes
 from likethat.explaining.latent import Latent, latent_space
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance, Display
-from likethat.training.engine import batches_of
+from likethat.training.engine import EVAL_BATCH, batches_of
 from likethat.training.nearest import NearestPatches, Search
 
-CHUNK = 512  # pictures decoded and in memory at a time
+CHUNK = 512  # pictures decoded and in memory at a time; whole batches
 MIXED = 0.5  # purity below which neighbours are called mixed
 
 
@@ -148,8 +149,9 @@ def _sweep(
     model.eval()
     search = Search(model, k)
     leader_N2 = torch.zeros(len(samples), 2, dtype=torch.double)
-    for start in range(0, len(samples), CHUNK):
-        chunk = tuple(samples[start : start + CHUNK])
+    part = own_part(len(samples), EVAL_BATCH)
+    for start in range(part.start, part.stop, CHUNK):
+        chunk = tuple(samples[start : min(start + CHUNK, part.stop)])
         decoded = decode_samples(root, chunk, model.backbone.input_size)
         if decoded.problems:
             raise UserError(f"{decoded.problems[0]}. Mend it, or say where the data is with --data DATA.")
@@ -159,8 +161,8 @@ def _sweep(
             search.offer(start + index_B, output.distance_BPHW)
             points_B, leader_B = (output.score_BP * model.last_layer.weight[label_B]).max(1)
             leader_N2[start + index_B] = torch.stack([points_B.cpu().double(), leader_B.cpu().double()], 1)
-            advance(start + int(index_B[-1]) + 1, len(samples))
-    return search.found(), leader_N2
+            advance(start + int(index_B[-1]) + 1 - part.start, part.stop - part.start)
+    return search.found(), join(leader_N2)
 
 
 def _count_leads(classifier: Classifier, leaders: Sequence[Tensor]) -> Tensor:

@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from likethat.data.loaders import Images
+from likethat.distributed import join, own_part, total
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, reset_last_layer
 from likethat.progress import Advance
-from likethat.training.engine import EVAL_BATCH, batches_of, score_images
+from likethat.runtime import send
+from likethat.training.engine import EVAL_BATCH, own_batches_of, score_images
 from likethat.training.losses import leave_source_out
 from likethat.training.project import Projection
 
@@ -78,23 +80,27 @@ def telling_count(model: ProtoPNet, images: Images, share: float) -> int:
 def find_telling_patches(plain: PlainClassifier, images: Images, count: int, advance: Advance | None) -> TellingPatches:
     """One pass. Evidence is the log-probability of the image's class by the patch alone: the classifier's logit is
     the mean of its patches' logits, so each patch has its say."""
-    features, places, evidences = [], [], []
-    seen, total_C, product_CC = 0, 0.0, 0.0
-    for _, x_B3HW, label_B in batches_of(images, advance):
+    channels = plain.backbone.channels
+    feature_NtC = torch.zeros(len(images), count, channels, device=images.device)
+    place_Nt = torch.zeros(len(images), count, dtype=torch.long, device=images.device)
+    evidence_Nt = torch.zeros(len(images), count, device=images.device)
+    seen, total_C, product_CC = 0, torch.zeros(channels).double(), torch.zeros(channels, channels).double()
+    for index_B, x_B3HW, label_B in own_batches_of(images, advance):
+        here_B = send(index_B, images.device)
         feature_BSC = plain.backbone(x_B3HW).flatten(2).transpose(1, 2)
         logits_BSK = plain.head(feature_BSC)
         evidence_BS = logits_BSK.log_softmax(2).gather(2, label_B[:, None, None].expand(-1, logits_BSK.shape[1], 1))
         top = evidence_BS[..., 0].topk(count, dim=1)
-        features.append(feature_BSC.gather(1, top.indices[..., None].expand(-1, -1, feature_BSC.shape[2])))
-        places.append(top.indices)
-        evidences.append(top.values)
+        feature_NtC[here_B] = feature_BSC.gather(1, top.indices[..., None].expand(-1, -1, channels))
+        place_Nt[here_B], evidence_Nt[here_B] = top.indices, top.values
         flat_SC = feature_BSC.flatten(0, 1)
         seen += len(flat_SC)
         total_C = total_C + flat_SC.sum(0).cpu().double()
         product_CC = product_CC + (flat_SC.T @ flat_SC).cpu().double()
-    mean_C = torch.as_tensor(total_C) / seen
-    covariance_CC = torch.as_tensor(product_CC) / seen - torch.outer(mean_C, mean_C)
-    return TellingPatches(torch.cat(features), torch.cat(places), torch.cat(evidences), mean_C, covariance_CC)
+    patches = int(total(torch.tensor(seen)))
+    mean_C = total(total_C) / patches
+    covariance_CC = total(product_CC) / patches - torch.outer(mean_C, mean_C)
+    return TellingPatches(join(feature_NtC), join(place_Nt), join(evidence_Nt), mean_C, covariance_CC)
 
 
 def set_add_on(model: ProtoPNet, mean_C: Tensor, covariance_CC: Tensor) -> None:
@@ -155,9 +161,10 @@ def embed_sources(model: ProtoPNet, images: Images, source: Projection) -> None:
     image_U, inverse_P = source.image_P.unique(return_inverse=True)
     layer = model.prototype_layer
     vectors = torch.zeros_like(layer.vectors())
-    for start in range(0, len(image_U), EVAL_BATCH):
+    part = own_part(len(image_U), EVAL_BATCH)
+    for start in range(part.start, part.stop, EVAL_BATCH):
         patch_BDHW = layer.patches(model.latent(images.batch(image_U[start : start + EVAL_BATCH])[0]))
         here_P = ((inverse_P >= start) & (inverse_P < start + EVAL_BATCH)).nonzero()[:, 0]
         vectors[here_P] = patch_BDHW[inverse_P[here_P] - start, :, source.row_P[here_P], source.column_P[here_P]]
-    layer.prototype_PDhw.copy_(vectors.view_as(layer.prototype_PDhw))
+    layer.prototype_PDhw.copy_(join(vectors).view_as(layer.prototype_PDhw))
     model.train(training)

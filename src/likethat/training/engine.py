@@ -9,12 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from likethat.config import Config
-from likethat.data.loaders import Images, one_view_each, plain_batches
+from likethat.data.loaders import Images, one_view_each
+from likethat.distributed import join, own_part
+from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
-from likethat.runtime import seed_for
+from likethat.runtime import seed_for, send
 
 EVAL_BATCH = 64
+
+Batches = Iterator[tuple[Tensor, Tensor, Tensor]]  # numbers of the images, pictures, labels
 
 
 def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
@@ -22,12 +26,22 @@ def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
-def batches_of(images: Images, advance: Advance | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def batches_of(images: Images, advance: Advance | None = None) -> Batches:
     """Unaugmented pictures in order: index, pictures, labels."""
-    for index_B in plain_batches(len(images), EVAL_BATCH):
+    return _batches(images, slice(0, len(images)), advance)
+
+
+def own_batches_of(images: Images, advance: Advance | None = None) -> Batches:
+    """Those that this process sees to, of several that share a pass."""
+    return _batches(images, own_part(len(images), EVAL_BATCH), advance)
+
+
+def _batches(images: Images, part: slice, advance: Advance | None) -> Batches:
+    for start in range(part.start, part.stop, EVAL_BATCH):
+        index_B = torch.arange(start, min(start + EVAL_BATCH, part.stop))
         yield (index_B, *images.batch(index_B))
         if advance:
-            advance(int(index_B[-1]) + 1, len(images))
+            advance(int(index_B[-1]) + 1 - part.start, part.stop - part.start)
 
 
 def last_layer_images(train: Images, config: Config) -> Images:
@@ -39,15 +53,30 @@ def last_layer_images(train: Images, config: Config) -> Images:
 @torch.no_grad()
 def score_images(model: ProtoPNet, images: Images, advance: Advance | None = None) -> Tensor:
     """The similarity scores of every image, N x P: all that the last layer and its evaluation need."""
-    model.eval()
-    return torch.cat([model(x_B3HW).score_BP for _, x_B3HW, _ in batches_of(images, advance)])
+    return join_scores(model, own_batches_of(images, advance), len(images), images.device)
 
 
 @torch.no_grad()
-def classify_images(model: nn.Module, images: Images, advance: Advance | None = None) -> Tensor:
+def classify_images(model: PlainClassifier, images: Images, advance: Advance | None = None) -> Tensor:
     """The logits of a plain classifier, N x K."""
+    return join_logits(model, own_batches_of(images, advance), len(images), images.device)
+
+
+def join_scores(model: ProtoPNet, batches: Batches, count: int, device: torch.device) -> Tensor:
+    """Of `count` images, of which this process has these batches and others have theirs."""
     model.eval()
-    return torch.cat([model(x_B3HW) for _, x_B3HW, _ in batches_of(images, advance)])
+    score_NP = torch.zeros(count, len(model.prototype_layer.class_P), device=device)
+    for index_B, x_B3HW, _ in batches:
+        score_NP[send(index_B, device)] = model(x_B3HW).score_BP
+    return join(score_NP)
+
+
+def join_logits(model: PlainClassifier, batches: Batches, count: int, device: torch.device) -> Tensor:
+    model.eval()
+    logits_NK = torch.zeros(count, model.head.out_features, device=device)
+    for index_B, x_B3HW, _ in batches:
+        logits_NK[send(index_B, device)] = model(x_B3HW).float()
+    return join(logits_NK)
 
 
 def accuracy(logits_NK: Tensor, label_N: Tensor) -> float:

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from likethat.config import Config
 from likethat.data.loaders import Images, training_batches
-from likethat.errors import Interrupted
+from likethat.distributed import any_process, is_first, same_model, world
+from likethat.errors import Interrupted, UserError
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Display
 from likethat.runtime import StopFlag, seed_for
 from likethat.training import steps
+from likethat.training.parallel import average_gradients, synchronise_norms
 from likethat.training.phases import Step, make_plan, set_learning_rates, set_mode
 from likethat.training.project import check_enough_patches
 from likethat.training.state import Progress, load_progress, save_progress
@@ -29,13 +31,14 @@ Observer = Callable[[int, dict[str, Any]], None]  # number of the record in metr
 
 
 class Saver:
-    """Saves now and then, and when told."""
+    """Saves now and then, and when told; of several processes the first."""
 
     def __init__(self, progress: Progress, run: Path) -> None:
         self.progress, self.run, self.last = progress, run, time.monotonic()
 
     def save(self) -> None:
-        save_progress(self.progress, self.run)
+        if is_first():
+            save_progress(self.progress, self.run)
         self.last = time.monotonic()
 
     def save_if_due(self) -> None:
@@ -64,6 +67,7 @@ def fit(
     progress = Progress(model, plain)
     follow_plan(make_plan(config.train), progress, train, val, classes, config, run, display, stop, observe)
     model.load_state_dict(progress.best_model)
+    same_model(model)
     model.requires_grad_(False)
     model.eval()
     return progress
@@ -82,6 +86,7 @@ def follow_plan(
     observe: Observer | None = None,
 ) -> None:
     """Takes fresh `progress` from where the run folder says it was stopped to the end of the plan."""
+    synchronise_norms(progress.model)
     load_progress(progress, run, config.train)
     saver = Saver(progress, run)
     train_step, made_for = None, ("", 0)
@@ -98,13 +103,16 @@ def follow_plan(
                 steps.project_prototypes(progress, step, train, val, classes, display)
             else:
                 steps.optimise_last_layer(progress, step, train, val, config, run, display)
+            if not step.is_epoch:
+                same_model(progress.model)
+                progress.share_projection()
             progress.position += 1
             if observe:
                 observe(len(progress.metrics) - 1, progress.metrics[-1])
             if progress.position == len(plan) or plan[progress.position].stage != step.stage:
                 saver.save()
             saver.save_if_due()
-            stop.check()
+            check_stop(stop)
     except Interrupted:
         saver.save()
         raise
@@ -115,8 +123,16 @@ def _make_step(progress: Progress, step: Step, train: Images, config: Config, di
         return steps.costs_of_step(progress, step, config, x_B3HW, label_B, image_BV)
 
     optimizer = progress.optimizer_for(step.stage, config.train)
+    trained = progress.plain if step.stage == "classifier" else progress.model
+    assert trained is not None
     augment = config.augment if step.stage == "joint" else replace(config.augment, cutmix=0.0)
-    return TrainStep(optimizer, costs_of, train, augment, display.line)
+    return TrainStep(optimizer, average_gradients(trained, costs_of), train, augment, display.line)
+
+
+def check_stop(stop: StopFlag) -> None:
+    """Processes that train together stop together."""
+    if any_process(stop.requested):
+        raise Interrupted
 
 
 def _train_epoch(
@@ -137,9 +153,13 @@ def _train_epoch(
     set_mode(progress.model, step.stage, len(train), settings)
     place = (settings.seed, step.stage, step.epoch)
     batches = training_batches(len(train), settings.batch_size, settings.views, seed_for(*place))
+    if batches.shape[1] < world():
+        raise UserError(
+            f"A step has {batches.shape[1]} images for {world()} processes; start fewer, or pass a larger --batch-size."
+        )
     with display.task(str(step)) as advance:
         for number in range(progress.batch, len(batches)):
-            stop.check()
+            check_stop(stop)
             saver.save_if_due()
             set_learning_rates(train_step.optimizer, step, number / len(batches), settings)
             costs = train_step(batches[number], seed_for(*place, number))

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from likethat.config import Config
 from likethat.data.loaders import Images
+from likethat.distributed import first_says, join
 from likethat.models.backbone import Backbone
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.runtime import send
 from likethat.training.choose import start_from_classifier
-from likethat.training.engine import batches_of, score_images
+from likethat.training.engine import own_batches_of, score_images
 
 WIDTHS = (128, 256, 512)  # the paper's
 FOLDS = 3
@@ -92,7 +93,7 @@ def choose_latent_width(
                 advance(number * FOLDS + fold + 1, len(widths) * FOLDS)
         right.append(right_n[held >= 0])
     right_WN = torch.stack(right).cpu()
-    return WidthChoice(widths[smallest_within_noise(right_WN)], widths, right_WN)
+    return first_says(WidthChoice(widths[smallest_within_noise(right_WN)], widths, right_WN))
 
 
 def ranks_in_class(label_N: Tensor) -> Tensor:
@@ -115,8 +116,13 @@ def held_out_fold(label_N: Tensor, folds: int) -> Tensor:
 
 def feature_maps(plain: PlainClassifier, images: Images, keep_N: Tensor) -> FeatureMaps:
     chosen = Images(images.pixel_NHW3[keep_N.to(images.pixel_NHW3.device)], images.label_N[keep_N], images.device)
-    maps = [plain.eval().backbone(x_B3HW).cpu() for _, x_B3HW, _ in batches_of(chosen)]
-    return FeatureMaps(torch.cat(maps), chosen.label_N, images.device)
+    map_NHWC = torch.zeros(len(chosen), *plain.backbone.map_size, plain.backbone.channels)
+    map_NCHW = map_NHWC.permute(0, 3, 1, 2)  # in memory as convolutions leave them
+    plain.eval()
+    for index_B, x_B3HW, _ in own_batches_of(chosen):
+        map_NCHW[index_B] = plain.backbone(x_B3HW).cpu()
+    join(map_NHWC)
+    return FeatureMaps(map_NCHW, chosen.label_N, images.device)
 
 
 def model_on_maps(plain: PlainClassifier, maps: FeatureMaps, config: Config, width: int) -> ProtoPNet:

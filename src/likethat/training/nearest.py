@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from likethat.data.loaders import Images
+from likethat.distributed import join_nearest
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
-from likethat.training.engine import batches_of
+from likethat.training.engine import own_batches_of
 
 ALL = slice(None)
 
@@ -55,7 +56,9 @@ class Search:
         self.distance_Pk[rows] = both.gather(1, order_Pk)
 
     def found(self) -> NearestPatches:
-        """Of fewer than k images, all."""
+        """Of fewer than k images, all; of several processes, an earlier one was offered earlier images."""
+        joined = join_nearest(self.distance_Pk, self.image_Pk, self.map_PkS)
+        self.distance_Pk, self.image_Pk, self.map_PkS = joined
         count = int((self.image_Pk[0] >= 0).sum())
         map_PkS = self.map_PkS[:, :count]
         place_Pk = map_PkS.argmin(2)  # the first of equals
@@ -74,7 +77,7 @@ def nearest_patches(model: ProtoPNet, images: Images, k: int, advance: Advance |
     within an image to the earlier place (row by row)."""
     model.eval()
     search = Search(model, k)
-    for index_B, x_B3HW, _ in batches_of(images, advance):
+    for index_B, x_B3HW, _ in own_batches_of(images, advance):
         for rows, distance_BpHW in model.prototype_layer.in_blocks(model.latent(x_B3HW)):
             search.offer(index_B, distance_BpHW, rows)
     return search.found()

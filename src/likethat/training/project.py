@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.loaders import Images
+from likethat.distributed import join_nearest, own_part
 from likethat.errors import UserError
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import squared_distances
@@ -64,6 +65,11 @@ class Candidates:
         self.patch_Kmc[label] = torch.cat([self.patch_Kmc[label], number_mS], 1).gather(1, order_mc)
         self.distance_Kmc[label] = both.gather(1, order_mc)
 
+    def join(self) -> None:
+        """Of several processes that were offered one part each, an earlier one earlier patches."""
+        found = join_nearest(self.distance_Kmc, self.patch_Kmc, self.nearest_KmcD)
+        self.distance_Kmc, self.patch_Kmc, self.nearest_KmcD = found
+
 
 @torch.no_grad()
 def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance: Advance | None = None) -> Projection:
@@ -98,15 +104,17 @@ def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | No
     order_N = images.label_N.argsort(stable=True)
     height, width = model.patch_grid
     place_S = torch.arange(height * width, device=images.device)
-    for start in range(0, len(images), EVAL_BATCH):
-        index_B = order_N[start : start + EVAL_BATCH]
+    part = own_part(len(images), EVAL_BATCH)
+    for start in range(part.start, part.stop, EVAL_BATCH):
+        index_B = order_N[start : min(start + EVAL_BATCH, part.stop)]
         x_B3HW, label_B = images.batch(index_B)
         patch_BDHW = layer.patches(model.latent(x_B3HW))
         for label in label_B.unique_consecutive().tolist():
             here = label_B == label
             candidates.offer(label, patch_BDHW[here], index_B[here][:, None] * len(place_S) + place_S)
         if advance:
-            advance(min(start + EVAL_BATCH, len(images)), len(images))
+            advance(min(start + EVAL_BATCH, part.stop) - part.start, part.stop - part.start)
+    candidates.join()
     return candidates
 
 

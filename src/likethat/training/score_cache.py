@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from likethat.data.loaders import Images
+from likethat.distributed import any_process, join, local_world
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.runtime import check_disk, physical_memory
-from likethat.training.engine import batches_of, score_images
+from likethat.training.engine import own_batches_of, score_images
 from likethat.training.losses import leave_source_out
 
 MEMORY_SHARE = 0.25  # of the device's memory that the scores may take
@@ -31,7 +32,7 @@ def cached_scores(
     a two-thousandth of itself at most; the solver takes it block by block.
     """
     count, prototypes = len(images), len(model.prototype_layer.class_P)
-    if 4 * count * prototypes <= MEMORY_SHARE * _memory(images.device):
+    if not any_process(4 * count * prototypes > MEMORY_SHARE * _memory(images.device)):
         score_NP = score_images(model, images, advance)
         yield score_NP if source_P is None else _fair(model, score_NP, torch.arange(count), source_P)
         return
@@ -57,12 +58,13 @@ def _remove(file: Path) -> None:
 def _fill(score_NP: Tensor, model: ProtoPNet, images: Images, source_P: Tensor | None, advance: Advance | None) -> None:
     model.eval()
     layer = model.prototype_layer
-    for index_B, x_B3HW, _ in batches_of(images, advance):
+    for index_B, x_B3HW, _ in own_batches_of(images, advance):
         blocks = [distance_BpHW.flatten(2).amin(2) for _, distance_BpHW in layer.in_blocks(model.latent(x_B3HW))]
         score_BP = layer.similarity.of_distance(torch.cat(blocks, 1))
         if source_P is not None:
             score_BP = _fair(model, score_BP, index_B, source_P)
         score_NP[index_B] = score_BP.cpu().half()
+    join(score_NP)
 
 
 def _fair(model: ProtoPNet, score_BP: Tensor, image_B: Tensor, source_P: Tensor) -> Tensor:
@@ -70,4 +72,4 @@ def _fair(model: ProtoPNet, score_BP: Tensor, image_B: Tensor, source_P: Tensor)
 
 
 def _memory(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else physical_memory()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else physical_memory() // local_world()

@@ -22,6 +22,7 @@ from likethat.checkpoint import (
     write_text,
 )
 from likethat.config import TrainConfig
+from likethat.distributed import from_first
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.training.phases import start_stage
@@ -53,6 +54,12 @@ class Progress:
             self.optimizer = start_stage(self.model, self.plain.head if self.plain else None, stage, config)
             self.optimizer_stage = stage
         return self.optimizer
+
+    def share_projection(self) -> None:
+        """The first process's, on all."""
+        if self.projection is not None:
+            for values_P in vars(self.projection).values():
+                from_first(values_P)
 
     def make_teacher(self) -> None:
         """The plain classifier keeps the backbone as it is now; the model's own goes on to change."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from likethat.config import AugmentConfig
 from likethat.data.augment import Views, draw_views, show, shown_images
 from likethat.data.loaders import Images, to_unit
+from likethat.distributed import own_part, rank, total, world
 from likethat.runtime import send
 from likethat.training.engine import mixed_precision
 from likethat.training.losses import Costs
@@ -21,7 +22,8 @@ class TrainStep:
     """Views of a batch, costs, gradients, update. `costs_of` takes pictures, labels and the numbers of the images that
     each picture shows.
 
-    The recording holds for one stage of training: what is trained, and in which mode, is part of it.
+    The recording holds for one stage of training: what is trained, and in which mode, is part of it. Several processes
+    take a slice of the batch each, and nothing is recorded.
     """
 
     def __init__(
@@ -35,13 +37,13 @@ class TrainStep:
         self.optimizer, self.costs_of, self.images, self.config, self.tell = optimizer, costs_of, images, config, tell
         self.graph: torch.cuda.CUDAGraph | None = None
         self.steps = 0
-        self.recordable = images.device.type == "cuda"
+        self.recordable = images.device.type == "cuda" and world() == 1
         self.inputs: list[Tensor] = []
         self.costs: Costs = {}
 
     def __call__(self, index_B: Tensor, seed: int) -> Costs:
         """All randomness of the step (views, dropout) follows from `seed`. Nothing in it waits for the device."""
-        torch.manual_seed(seed)
+        torch.manual_seed(seed + rank())
         inputs = self._gather(index_B, torch.Generator().manual_seed(seed))
         if self.recordable and self.steps < WARM_UP:
             self.steps += 1
@@ -49,27 +51,41 @@ class TrainStep:
         if self.recordable and self.graph is None:
             self._record(inputs)
         if self.graph is None:
-            return self._descend(*inputs)
+            return self._descend(*inputs, batch=len(index_B))
         for place, value in zip(self.inputs, inputs, strict=True):
             place.copy_(value)
         self.graph.replay()
         return self.costs
 
     def _gather(self, index_B: Tensor, generator: torch.Generator) -> list[Tensor]:
-        pixel_BHW3, label_B = self.images.raw_batch(index_B)
-        height, width = pixel_BHW3.shape[1:3]
-        views = draw_views(len(index_B), height / width, self.config, generator).to(self.images.device)
-        return [pixel_BHW3, label_B, send(index_B, self.images.device), *vars(views).values()]
+        """Every process draws the views of the whole batch. It takes its slice and the picture before, of which the
+        first of the slice may show a piece."""
+        height, width = self.images.pixel_NHW3.shape[1:3]
+        views = draw_views(len(index_B), height / width, self.config, generator)
+        if world() > 1:
+            part = own_part(len(index_B))
+            own_b = torch.arange(part.start - 1, part.stop) % len(index_B)
+            index_B, views = index_B[own_b], views[own_b]
+        views = views.to(self.images.device)
+        return [*self.images.raw_batch(index_B), send(index_B, self.images.device), *vars(views).values()]
 
-    def _descend(self, pixel_BHW3: Tensor, label_B: Tensor, image_B: Tensor, *views: Tensor) -> Costs:
+    def _descend(
+        self, pixel_BHW3: Tensor, label_B: Tensor, image_B: Tensor, *views: Tensor, batch: int | None = None
+    ) -> Costs:
+        """`batch` is the size of the whole batch, of which several processes have a slice each."""
         drawn = Views(*views)
-        x_B3HW = show(to_unit(pixel_BHW3), drawn)
+        x_B3HW, image_BV = show(to_unit(pixel_BHW3), drawn), shown_images(image_B, drawn)
+        if world() > 1:
+            x_B3HW, label_B, image_BV = x_B3HW[1:], label_B[1:], image_BV[1:]
+        share = len(x_B3HW) / (batch or len(x_B3HW))
         with mixed_precision(self.images.device):
-            costs = self.costs_of(x_B3HW, label_B, shown_images(image_B, drawn))
+            costs = self.costs_of(x_B3HW, label_B, image_BV)
         self.optimizer.zero_grad(set_to_none=True)
-        costs["loss"].backward()
+        # Costs are means over pictures; gradients are averaged over processes, whatever the size of their slices.
+        loss = costs["loss"] if world() == 1 else costs["loss"] * (share * world())
+        loss.backward()
         self.optimizer.step()
-        return {name: value.detach() for name, value in costs.items()}
+        return _over_all({name: value.detach() for name, value in costs.items()}, share)
 
     def _descend_aside(self, *inputs: Tensor) -> Costs:
         """On a stream of its own, as the recording will be."""
@@ -93,3 +109,11 @@ class TrainStep:
             self.tell(f"note: steps cannot be recorded with this backbone, so they run slower ({error})")
             return
         self.graph = graph
+
+
+def _over_all(costs: Costs, share: float) -> Costs:
+    """The means over the whole batch, of which this process has seen a share."""
+    if world() == 1:
+        return costs
+    values = total(torch.stack([value.float() for value in costs.values()]) * share)
+    return dict(zip(costs, values.unbind(), strict=True))

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from likethat.distributed import is_first
+
 if TYPE_CHECKING:
     from likethat.progress import Display
 
@@ -54,10 +56,11 @@ def add_level(verb: argparse.ArgumentParser) -> None:
 
 
 def display_of(args: argparse.Namespace) -> Display:
-    """Progress goes to stderr; with --json it is shown to a person only."""
+    """Progress goes to stderr; with --json it is shown to a person only, of several processes by the first only."""
     from likethat.progress import Display
 
-    return Display(quiet=getattr(args, "json", False) and not sys.stderr.isatty())
+    unseen = getattr(args, "json", False) and not sys.stderr.isatty()
+    return Display(quiet=unseen or not is_first())
 
 
 def answer(args: argparse.Namespace, document: Any, show: Callable[[], None]) -> None:

@@ -66,6 +66,7 @@ def atlas(args: argparse.Namespace) -> int:
     """What every prototype looks for: the nearest patches in training and test pictures, as a page and as JSON."""
     from likethat.checkpoint import whole_folder
     from likethat.classifier import load
+    from likethat.distributed import is_first
     from likethat.explaining.atlas import check_unchanged, make_atlas
     from likethat.report.atlas import DATA, PAGE, write_atlas
     from likethat.run_data import open_run_data
@@ -73,10 +74,12 @@ def atlas(args: argparse.Namespace) -> int:
     classifier = load(args.run, args.device)
     out: Path = args.out or args.run / "atlas"
     display = display_of(args)
-    with whole_folder(out, DATA, overwrite=args.overwrite) as folder:
+    with whole_folder(out, DATA, overwrite=args.overwrite) if is_first() else nullcontext() as folder:
         dataset = open_run_data(classifier, args.data)
         check_unchanged(classifier, dataset)
         made = make_atlas(classifier, dataset, args.k, display)
+        if folder is None:
+            return DONE
         with display.task("drawing") as advance:
             write_atlas(folder, made, advance)
     print(

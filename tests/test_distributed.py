@@ -1,0 +1,173 @@
+"""Two processes do what one does: the same projection and evaluation to the bit, the same training up to rounding."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from runs import TINY, likethat
+
+from likethat.checkpoint import load_tensors
+from likethat.data.synth import make_birds
+
+CASE = Path(__file__).parent / "distributed_case.py"
+OPTIONS = [*TINY, *"--batch-size 9 --classifier-epochs 2 --joint-epochs 1,1".split()]
+
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+# Ends the second process (or the only one) by SIGKILL in a stage, every step having been saved.
+KILLER = """
+import os, signal, sys
+from likethat.training import fit, steps
+stage, count = sys.argv[1], int(sys.argv[2])
+fit.SAVE_EVERY = 0.0
+costs_of_step, calls = steps.costs_of_step, 0
+def deadly(progress, step, *rest):
+    global calls
+    calls += step.stage == stage
+    if calls == count and os.environ.get("RANK", "1") == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return costs_of_step(progress, step, *rest)
+steps.costs_of_step = deadly
+from likethat.cli import main
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+def torchrun(*arguments: object, check: bool = True, restarts: int = 0) -> subprocess.CompletedProcess[str]:
+    """Two processes on this machine; `check` says whether they must succeed, or must not."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launcher = [*LAUNCHER, "--max-restarts", str(restarts)]
+    done = subprocess.run(
+        [*launcher, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=240
+    )
+    assert (done.returncode == 0) == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough pictures that both processes get some of the training and test images, and one all for validation."""
+    folder = tmp_path_factory.mktemp("birds") / "data"
+    make_birds(folder, species=3, train=30, val=3, test=25, size=64, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process ends with."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    likethat("train", birds, "--out", folder, *OPTIONS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], ...]:
+    """Of one process and of two, what distributed_case.py computes."""
+    folder = tmp_path_factory.mktemp("case")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(CASE), str(folder / "one.safetensors")], check=True, env=environment)
+    torchrun(CASE, folder / "two.safetensors")
+    return tuple(load_tensors(folder / f"{name}.safetensors")[0] for name in ("one", "two"))
+
+
+def test_passes_over_images_have_the_same_bits(results: tuple[dict[str, torch.Tensor], ...]) -> None:
+    one, two = results
+    exact = [name for name in one if name.startswith("exact/")]
+    assert len(exact) > 10
+    for name in exact:
+        assert torch.equal(one[name], two[name]), name
+    assert len(one["exact/projection/image_P"].unique()) > 3
+    assert bool((one["exact/nearest/image_Pk"] >= 70).any()), "the second process found none of the nearest"
+    nearest_Pk = one["exact/nearest/distance_Pk"]
+    assert bool((nearest_Pk[:, 0] == nearest_Pk[:, 1]).all()), "no ties, so nothing is known about them"
+
+
+@pytest.mark.parametrize(("stage", "tolerance"), [("classifier", 1e-6), ("joint", 1e-4)])
+def test_steps_are_those_of_the_whole_batch(
+    results: tuple[dict[str, torch.Tensor], ...], stage: str, tolerance: float
+) -> None:
+    """Uneven slices, a piece of another picture in each, BatchNorm that learns (in the classifier stage)."""
+    one, two = results
+    names = [name for name in one if name.startswith(f"{stage}/")]
+    assert names == [name for name in two if name.startswith(f"{stage}/")]
+    for name in names:
+        largest = float(one[name].abs().max())
+        assert float((one[name] - two[name]).abs().max()) <= tolerance * largest, name
+    costs = [float(one[f"{stage}/loss{number}"]) for number in range(6)]
+    assert len(set(costs)) == 6
+    assert all(map(math.isfinite, costs))
+
+
+def test_evaluate_and_atlas_answer_to_the_bit(run: Path, tmp_path: Path) -> None:
+    alone = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])  # what the run ended with
+    together = json.loads(torchrun("-m", "likethat", "evaluate", run, "--json", "--device", "cpu").stdout)
+    assert {"stage": "test", **together} == alone
+    likethat("atlas", run, "--device", "cpu", "--out", tmp_path / "one")
+    torchrun("-m", "likethat", "atlas", run, "--device", "cpu", "--out", tmp_path / "two")
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
+    assert len(files) > 10
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+
+
+def test_a_lost_process_is_told_and_any_number_goes_on(run: Path, birds: Path, tmp_path: Path) -> None:
+    """One process is killed in the classifier stage, two go on, one of these is killed in the joint stage, torchrun
+    starts both again, one is killed again, and one process goes on to the end."""
+    out, killer = tmp_path / "run", tmp_path / "killer.py"
+    killer.write_text(KILLER)
+    train = ["train", birds, "--out", out, *OPTIONS]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run([sys.executable, killer, "classifier", "14", *train], env=environment, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    lost = torchrun(killer, "joint", "4", *train, "--resume", check=False, restarts=1)
+    assert lost.stderr.count("likethat (process 0): Process 1 was lost") == 2
+    assert lost.stderr.count("go on with --resume") == 2
+    _, reached = load_tensors(out / "checkpoints" / "state.safetensors")
+    assert reached["batch"] == 6, "three steps in each of torchrun's starts"
+    assert "joint epoch 1" not in lost.stderr
+    assert lost.stderr.count("classifier epoch 2") == 1, "both processes tell"
+    likethat(*train, "--resume")
+    expected, found = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (run, out)
+    )
+    assert [record["stage"] for record in found] == [record["stage"] for record in expected]
+    for before, after in zip(expected[:4], found[:4], strict=True):  # later Adam has blown up the rounding
+        for part in before.keys() & {"train", "val"}:
+            assert after[part] == pytest.approx(before[part], rel=1e-3)
+    assert not [path for path in out.rglob("*") if path.name.startswith(".")]
+
+
+def test_asked_to_stop_all_stop_at_one_place(birds: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train = ["-m", "likethat", "train", str(birds), "--out", str(out), *OPTIONS]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*LAUNCHER, *train], env=environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("classifier epoch 1"):
+            break
+    process.send_signal(signal.SIGTERM)
+    message = process.stderr.read()
+    process.wait(60)
+    assert "likethat (process 0): stopped; go on with: " in message
+    assert "lost" not in message
+    _, reached = load_tensors(out / "checkpoints" / "state.safetensors")
+    assert reached["position"] >= 1
+    assert not (out / "report.html").exists()
+
+
+@pytest.mark.parametrize("question", [["info"], ["evaluate", "--interpretability"]])
+def test_what_needs_one_process_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: list[str]) -> None:
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():  # as torchrun sets them
+        monkeypatch.setenv(name, value)
+    refused = likethat(*question, tmp_path, check=2)
+    assert refused.stderr.startswith("likethat (process 1): Only train, baseline, evaluate and atlas")
+    assert refused.stdout == ""
