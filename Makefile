@@ -27,8 +27,9 @@ browser:
 			chromium chromium-driver >/dev/null; } || echo "== not installed; the tests of the pages are skipped"; \
 	else echo "== no chromium and chromedriver here, so the tests of the pages are skipped; install both to run them"; fi
 
+# A process a core, each with one thread: most of the time goes into commands that are run one after another.
 test: lint browser
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 benchmarks: .venv/installed
 	$(BIN)/likethat bench
