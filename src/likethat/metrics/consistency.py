@@ -21,7 +21,6 @@ from torch import Tensor
 
 from likethat.metrics.figure import HIGHER, About, Figure
 from likethat.metrics.part_hits import NO_PARTS, PartHits
-from likethat.metrics.sweep import Batch, Metric, Subject
 
 THRESHOLD = 0.8
 ABOUT = About("consistency", HIGHER, "parts", "Huang et al. 2023")
@@ -34,21 +33,13 @@ def best_share(hit_PQ: Tensor, visible_PQ: Tensor) -> Tensor:
     return torch.where(seen_P, share_PQ.amax(1), torch.nan)
 
 
-class Consistency(Metric):
-    def __init__(self, subject: Subject) -> None:
-        super().__init__(subject)
-        self.hits = PartHits(subject)
-
-    def collect(self, batch: Batch) -> None:
-        if batch.part_BQ4 is not None:
-            self.hits.collect(batch)
-
+class Consistency(PartHits):
     def figures(self) -> list[Figure]:
         if self.subject.parts is None:
             return [ABOUT.absent(NO_PARTS)]
-        share_P = best_share(self.hits.hit_PQ, self.hits.visible_PQ)
+        share_P = best_share(self.hit_PQ, self.visible_PQ)
         share_p = share_P[~share_P.isnan()]
         return [ABOUT.proportion(share_p >= THRESHOLD, f"{len(share_p)} prototypes, mean share {share_p.mean():.2f}")]
 
     def by_prototype(self) -> Mapping[str, Tensor]:
-        return {} if self.subject.parts is None else {"consistency": best_share(self.hits.hit_PQ, self.hits.visible_PQ)}
+        return {} if self.subject.parts is None else {"consistency": best_share(self.hit_PQ, self.visible_PQ)}

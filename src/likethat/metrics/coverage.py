@@ -15,7 +15,6 @@ from torch import Tensor
 
 from likethat.metrics.figure import HIGHER, About, Figure
 from likethat.metrics.part_hits import NO_PARTS, PartHits
-from likethat.metrics.sweep import Batch, Metric, Subject
 
 LEAST = 0.5
 ABOUT = About("part coverage", HIGHER, "parts", "this project")
@@ -30,20 +29,12 @@ def coverages(hit_PQ: Tensor, visible_PQ: Tensor, class_P: Tensor, used_P: Tenso
     return (seen_KQ & (best_KQ >= LEAST)).sum(1) / seen_KQ.sum(1).double()
 
 
-class Coverage(Metric):
-    def __init__(self, subject: Subject) -> None:
-        super().__init__(subject)
-        self.hits = PartHits(subject)
-
-    def collect(self, batch: Batch) -> None:
-        if batch.part_BQ4 is not None:
-            self.hits.collect(batch)
-
+class Coverage(PartHits):
     def figures(self) -> list[Figure]:
         if self.subject.parts is None:
             return [ABOUT.absent(NO_PARTS)]
         class_P = self.subject.class_P.cpu()
         used_P = self.subject.weight_KP.cpu().T[torch.arange(len(class_P)), class_P] != 0
         classes = len(self.subject.classifier.classes)
-        coverage_K = coverages(self.hits.hit_PQ, self.hits.visible_PQ, class_P, used_P, classes)
+        coverage_K = coverages(self.hit_PQ, self.visible_PQ, class_P, used_P, classes)
         return [ABOUT.mean(coverage_K, f"{classes} classes, {len(self.subject.parts.names)} parts")]

@@ -15,8 +15,7 @@ from __future__ import annotations
 import torch
 
 from likethat.metrics.figure import HIGHER, LOWER, About, Figure
-from likethat.metrics.reveal import Revealed, reveal
-from likethat.metrics.sweep import Batch, Metric, Subject
+from likethat.metrics.reveal import Revealing
 
 GROUP, SOURCE = "evidence", "after Petsiuk et al. 2018"
 DELETION = About("deletion", LOWER, GROUP, SOURCE)
@@ -25,15 +24,7 @@ INSERTION = About("insertion", HIGHER, GROUP, SOURCE)
 INSERTION_GAIN = About("insertion, above random boxes by", HIGHER, GROUP, SOURCE)
 
 
-class Deletion(Metric):
-    def __init__(self, subject: Subject) -> None:
-        super().__init__(subject)
-        self.seen: list[Revealed] = []
-
-    def collect(self, batch: Batch) -> None:
-        if batch.perturbed:
-            self.seen.append(batch.once("revealed", reveal))
-
+class Deletion(Revealing):
     def figures(self) -> list[Figure]:
         if not self.seen:
             abouts = (DELETION, DELETION_GAIN, INSERTION, INSERTION_GAIN)

@@ -14,22 +14,13 @@ import torch
 from torch import Tensor
 
 from likethat.metrics.figure import HIGHER, LOWER, About, Figure
-from likethat.metrics.reveal import Revealed, reveal
-from likethat.metrics.sweep import Batch, Metric, Subject
+from likethat.metrics.reveal import Revealing
 
 ALONE = About("prediction survives on the boxes alone", HIGHER, "evidence", "this project")
 WITHOUT = About("prediction survives without the boxes", LOWER, "evidence", "this project")
 
 
-class Leakage(Metric):
-    def __init__(self, subject: Subject) -> None:
-        super().__init__(subject)
-        self.seen: list[Revealed] = []
-
-    def collect(self, batch: Batch) -> None:
-        if batch.perturbed:
-            self.seen.append(batch.once("revealed", reveal))
-
+class Leakage(Revealing):
     def figures(self) -> list[Figure]:
         if not self.seen:
             return [about.absent("nothing to measure it on") for about in (ALONE, WITHOUT)]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from likethat.metrics.regions import Reading, centres
-from likethat.metrics.sweep import Batch, Subject
+from likethat.metrics.sweep import Batch, Metric, Subject
 
 HALF_REGION = 36 / 224  # of the picture: half the side of the square that belongs to a prototype (Huang et al. 2023)
 NO_PARTS = "the data has no part annotations"
@@ -25,16 +25,18 @@ def own_parts(batch: Batch) -> Tensor:
     return parts_in_region(batch.clean, *batch.own_pairs, batch.part_BQ4)
 
 
-class PartHits:
-    """Counts over all images seen; both are P x Q."""
+class PartHits(Metric):
+    """What metrics of hit parts share: counts over all images seen, both P x Q."""
 
     def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
         parts = 0 if subject.parts is None else len(subject.parts.names)
         self.hit_PQ = torch.zeros(len(subject.class_P), parts, dtype=torch.long)
         self.visible_PQ = torch.zeros_like(self.hit_PQ)
 
     def collect(self, batch: Batch) -> None:
-        assert batch.part_BQ4 is not None
+        if batch.part_BQ4 is None:
+            return
         image_S, prototype_S = batch.own_pairs
         inside_SQ = batch.once("own parts", own_parts)
         visible_SQ = ~batch.part_BQ4[image_S, :, 0].isnan()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from likethat.metrics.regions import box_masks
-from likethat.metrics.sweep import Batch
+from likethat.metrics.sweep import Batch, Metric, Subject
 from likethat.runtime import seed_for
 
 STEPS = (1, 2, 3, 5, 10)  # boxes shown or hidden, most points first
@@ -91,3 +91,15 @@ def _curve(batch: Batch, rows: Tensor, box_BE4: Tensor, counts_BE: Tensor, blur:
         kept.append((logits_BK.argmax(1) == predicted_B1[:, 0]).cpu())
     area_LB = union[0].float().mean((2, 3)).cpu()
     return Curve(torch.stack(probabilities), torch.stack(kept), area_LB)
+
+
+class Revealing(Metric):
+    """What metrics of shown and hidden boxes share: the curves of all perturbed pictures, made once a batch."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        self.seen: list[Revealed] = []
+
+    def collect(self, batch: Batch) -> None:
+        if batch.perturbed:
+            self.seen.append(batch.once("revealed", reveal))

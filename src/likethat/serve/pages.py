@@ -11,7 +11,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from likethat.explaining.attribution import TITLES, UPSAMPLING
+from likethat.explaining.attribution import TITLES, UPSAMPLING, check_method
 from likethat.explaining.boxes import PERCENTILE
 from likethat.explaining.explanation import Explanation
 from likethat.explaining.heat import colour_table
@@ -43,8 +43,7 @@ async def question(
     attribution: str = UPSAMPLING,
 ) -> Question:
     """From the address."""
-    if attribution not in TITLES:
-        raise Refused(422, f"There is no attribution called '{attribution}'; choose one of {', '.join(TITLES)}.")
+    check_method(attribution)
     return Question(name, against, percentile, level, attribution)
 
 
