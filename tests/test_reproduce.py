@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -64,9 +65,15 @@ def study(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     partial = json.loads((out / "table.json").read_text())
     assert not partial["complete"]
     assert next(row["test"]["by_seed"].keys() for row in partial["rows"] if "test" in row) == {"0"}
-    # The runs under way outlive a kill and may still be at it when the next command begins.
+    # The runs under way outlive a kill, and may be at it still when the next command begins, or have finished.
     code, _ = act_at("seed0/test_resnet/default ...", lambda process: process.kill(), command)
     assert code == -signal.SIGKILL
+    alone = out / "seed0" / "test_resnet" / "default"
+    for _ in range(1200):
+        if (alone / "report.html").is_file():
+            break
+        time.sleep(0.1)
+    assert (alone / "report.html").is_file()
     done = likethat(*command)
     assert "seed0/test_resnet/plain ..." not in done.stderr
     assert done.stdout.startswith("# Plain classifiers and ProtoPNets on data\n")

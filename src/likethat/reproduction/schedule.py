@@ -28,10 +28,20 @@ TIMES = "times.json"
 
 @dataclass
 class Times:
-    """Wall time of every run and of the whole study, in seconds, over all attempts."""
+    """Wall time of every run and of the whole study, in seconds, over all attempts.
+
+    `started` says since when (seconds since 1970) a process has been at a run. It is on disk from the first moment:
+    when this process is killed, that one goes on and ends unobserved.
+    """
 
     runs: dict[str, float] = field(default_factory=dict)
+    started: dict[str, float] = field(default_factory=dict)
     study: float = 0.0
+
+    def end(self, name: str, when: float) -> None:
+        """Nothing where no process is known to have been at that run."""
+        if name in self.started:
+            self.runs[name] = self.runs.get(name, 0.0) + max(0.0, when - self.started.pop(name))
 
     def save(self, out: Path) -> None:
         write_json(out / TIMES, vars(self))
@@ -71,10 +81,13 @@ def run_tasks(
     `finished` is called with those so far whenever a run ends. A failure stops only what is made from that run.
     """
     waiting = [task for task in tasks if not is_finished(out / task.name)]
+    for task in tasks:
+        if task not in waiting:
+            times.end(task.name, _last_sign(out, task))
     running: list[Running] = []
     failures: dict[str, str] = {}
     held: set[str] = set()
-    with _clock(times, running, out) as tick:
+    with _clock(times, out) as tick:
         try:
             while waiting or running:
                 stop.check()
@@ -84,7 +97,7 @@ def run_tasks(
                     task for task in waiting if all(is_finished(out / need) and need not in busy for need in task.needs)
                 ]
                 for task in ready[: max(0, jobs - len(running))]:
-                    if started := _start(task, out, jobs, display):
+                    if started := _start(task, out, jobs, times, display):
                         running.append(started)
                     elif not is_finished(out / task.name):
                         if task.name not in held:
@@ -97,20 +110,24 @@ def run_tasks(
                 for ended in [entry for entry in running if entry.process.poll() is not None]:
                     running.remove(ended)
                     ended.log.close()
+                    times.end(ended.task.name, time.time())
                     _tell(ended, out, times, failures, display)
                     finished(failures)
         except (Interrupted, KeyboardInterrupt):
-            _stop_all(running, display)
+            _stop_all(running, times, display)
             raise
     return failures
 
 
-def _start(task: Task, out: Path, jobs: int, display: Display) -> Running | None:
-    """None while a process that an earlier command left behind still works there."""
+def _start(task: Task, out: Path, jobs: int, times: Times, display: Display) -> Running | None:
+    """None while a process that an earlier command left behind still works there, or where it has finished."""
     run, path = out / task.name, log_of(out, task)
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.open("ab")
-    if not _lock(log) or is_finished(run):
+    locked = _lock(log)
+    if locked:
+        times.end(task.name, _last_sign(out, task))
+    if not locked or is_finished(run):
         log.close()
         return None
     for half in run.parent.glob(f".{run.name}.*"):  # of a prune or combine that was killed
@@ -119,6 +136,8 @@ def _start(task: Task, out: Path, jobs: int, display: Display) -> Running | None
     if jobs > 1:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
     command = [sys.executable, "-m", "likethat", *task.arguments]
+    times.started[task.name] = time.time()
+    times.save(out)
     # A session of its own: Ctrl-C reaches it through us alone, once, and it saves.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -138,6 +157,12 @@ def _lock(log: IO[bytes]) -> bool:
     except OSError:
         return False
     return True
+
+
+def _last_sign(out: Path, task: Task) -> float:
+    """When a process that ended unobserved was last heard of."""
+    report, log = out / task.name / run_dir.REPORT, log_of(out, task)
+    return (report if report.is_file() else log).stat().st_mtime
 
 
 def _give_up(waiting: list[Task], failures: dict[str, str]) -> None:
@@ -163,7 +188,7 @@ def _last_words(log: Path, code: int) -> str:
     return lines[-1].removeprefix("likethat: ") if lines else f"it ended with exit code {code} and no word"
 
 
-def _stop_all(running: Sequence[Running], display: Display) -> None:
+def _stop_all(running: Sequence[Running], times: Times, display: Display) -> None:
     for entry in running:
         with contextlib.suppress(ProcessLookupError):
             entry.process.terminate()
@@ -172,12 +197,12 @@ def _stop_all(running: Sequence[Running], display: Display) -> None:
     for entry in running:
         entry.process.wait()
         entry.log.close()
+        times.end(entry.task.name, time.time())
 
 
 @contextlib.contextmanager
-def _clock(times: Times, running: Sequence[Running], out: Path) -> Iterator[Callable[[], None]]:
-    """Adds the time between calls to the study's and to that of every running process; saves now and then, so that
-    a kill loses little."""
+def _clock(times: Times, out: Path) -> Iterator[Callable[[], None]]:
+    """Adds the time between calls to the study's; saves now and then, so that a kill loses little."""
     last = saved = time.monotonic()
 
     def tick() -> None:
@@ -185,8 +210,6 @@ def _clock(times: Times, running: Sequence[Running], out: Path) -> Iterator[Call
         now = time.monotonic()
         passed, last = now - last, now
         times.study += passed
-        for entry in running:
-            times.runs[entry.task.name] = times.runs.get(entry.task.name, 0.0) + passed
         if now - saved > SAVE_EVERY:
             saved = now
             times.save(out)
