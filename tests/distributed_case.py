@@ -19,7 +19,8 @@ from likethat.data.loaders import Images
 from likethat.models.backbone import place
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import create_protopnet
-from likethat.training import score_cache, steps
+from likethat.training import choose, score_cache, steps
+from likethat.training import project as project_module
 from likethat.training.choose import start_from_classifier
 from likethat.training.engine import classify_images, score_images
 from likethat.training.latent_width import feature_maps
@@ -83,6 +84,7 @@ def work(file: Path) -> dict[str, Tensor]:
     found = {
         "exact/score_NP": score_images(progress.model, images),
         "exact/logits_NK": classify_images(progress.plain, images),
+        "exact/validation_NK": classify_images(progress.model, images),
         "exact/map_NCHW": feature_maps(progress.plain, images, torch.arange(len(images))).pixel_NHW3,
     }
     found |= with_prefix("exact/nearest", vars(nearest_patches(progress.model, images, k=3)))
@@ -90,6 +92,14 @@ def work(file: Path) -> dict[str, Tensor]:
     found["exact/prototype_PDhw"] = progress.model.prototype_layer.prototype_PDhw.detach().clone()
     with score_cache.cached_scores(progress.model, images, None, file) as score_NP:
         found["exact/cached_NP"] = score_NP.clone()
+    whole = choose.MOST_BYTES, project_module.MOST_BYTES
+    choose.MOST_BYTES, project_module.MOST_BYTES = 7_000, 2_500  # candidates of two classes at a time
+    found |= with_prefix("exact/groups", vars(project(progress.model, images, ("a", "b", "c"))))
+    source = start_from_classifier(progress.model, progress.plain, images, config.train.telling)
+    found |= with_prefix("exact/embedded", vars(source))
+    found["exact/embedded_PDhw"] = progress.model.prototype_layer.prototype_PDhw.detach().clone()
+    found["exact/scale_KP"] = progress.model.last_layer.weight.detach().clone()
+    choose.MOST_BYTES, project_module.MOST_BYTES = whole
     progress.projection = start_from_classifier(progress.model, progress.plain, images, config.train.telling)
     progress.make_teacher()
     found |= with_prefix("exact/source", vars(progress.projection))

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from likethat.models.baseline import PlainClassifier
+from likethat.training import choose
 from likethat.training.choose import embed_sources, spread_choice, start_from_classifier, telling_count
+from likethat.training.engine import score_images
 from likethat.training.losses import leave_source_out
 from likethat.training.project import project
 
@@ -76,6 +78,61 @@ def test_only_the_most_telling_patches_are_chosen() -> None:
                 evidence.append((float(logits.log_softmax(0)[images.label_N[n]]), row, column))
         best = [(row, column) for _, row, column in sorted(evidence, reverse=True)[:count]]
         assert (int(source.row_P[p]), int(source.column_P[p])) in best
+
+
+def test_candidates_that_do_not_fit_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With memory for all candidates, for those of two classes, and of one class at a time: the same choice."""
+    images = random_images(70, 3)
+    torch.manual_seed(0)
+    model = tiny_model([3, 2, 4], **DEFAULT)
+    plain = PlainClassifier(model.backbone, 3)
+    torch.nn.init.normal_(plain.head.weight)
+    found = []
+    for most in (2**29, 4 * 8 * 2 * 48, 4 * 8 * 2 * 24):  # bytes of eight numbers for each of an image's two patches
+        monkeypatch.setattr(choose, "MOST_BYTES", most)
+        source = start_from_classifier(model, plain, images, 0.2)
+        found.append((source, model.prototype_layer.vectors().detach().clone(), model.last_layer.weight.clone()))
+    for source, vector_PD, weight_KP in found[1:]:
+        for name, value in vars(found[0][0]).items():
+            assert torch.equal(vars(source)[name], value), name
+        torch.testing.assert_close(vector_PD, found[0][1], rtol=1e-4, atol=1e-5)
+        assert torch.equal(weight_KP, found[0][2])
+
+
+def test_a_class_with_too_many_candidates_offers_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = random_images(21, 3)
+    images.label_N[:] = torch.tensor([0] * 15 + [1] * 3 + [2] * 3)
+    model = tiny_model([5, 1, 1], **DEFAULT)
+    plain = PlainClassifier(model.backbone, 3).eval()
+    torch.nn.init.normal_(plain.head.weight)
+    monkeypatch.setattr(choose, "MOST_BYTES", 4 * 8 * 7)
+    source = start_from_classifier(model, plain, images, 0.4)  # four patches an image
+    with torch.no_grad():
+        feature = plain.backbone(images.batch(torch.arange(21))[0])
+        evidence = plain.head(feature[:15].flatten(2).transpose(1, 2)).log_softmax(2)[..., 0]
+    strongest = [
+        (n, place) for n in range(15) for place in evidence[n].topk(4).indices.tolist()
+    ]  # of each image, and then of all of them
+    strongest = sorted(strongest, key=lambda patch: -float(evidence[patch]))[:7]
+    chosen = zip(source.image_P[:5].tolist(), (3 * source.row_P + source.column_P)[:5].tolist(), strict=True)
+    assert set(chosen) <= set(strongest)
+    assert len({*zip(source.image_P.tolist(), source.row_P.tolist(), source.column_P.tolist(), strict=True)}) == 7
+
+
+def test_the_scale_is_the_best_by_the_definition() -> None:
+    """Cross entropy of all images at once, no image looking at a prototype cut from it."""
+    images = random_images(70, 3)
+    model = tiny_model([3, 2, 4], **DEFAULT)
+    source = start_from_classifier(model, PlainClassifier(model.backbone, 3), images, 0.2)
+    own_KP = model.own_KP
+    score_NP = leave_source_out(score_images(model, images), torch.arange(70)[:, None], source.image_P, own_KP)
+    logits_NK = score_NP @ (own_KP / own_KP.sum(1, keepdim=True)).T
+    entropy = [
+        float(torch.nn.functional.cross_entropy(scale * logits_NK, images.label_N, label_smoothing=choose.SMOOTHING))
+        for scale in choose.SCALES
+    ]
+    best = choose.SCALES[entropy.index(min(entropy))]
+    assert float(model.last_layer.weight.detach().max()) == pytest.approx(best / 3)  # prototypes a class, on average
 
 
 def test_few_images_offer_more_patches_each() -> None:

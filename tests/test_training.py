@@ -14,6 +14,7 @@ from likethat.config import AugmentConfig, resolve
 from likethat.data.augment import draw_views, show, shown_images
 from likethat.data.loaders import one_view_each, training_batches
 from likethat.errors import UserError
+from likethat.training import project as project_module
 from likethat.training.phases import make_plan, start_stage
 from likethat.training.project import project
 
@@ -140,11 +141,20 @@ def test_rotation_keeps_shapes_in_pictures_that_are_not_square() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "window", "similarity"),
-    [([3, 3, 3], (1, 1), "log"), ([1, 5, 2], (2, 1), "log"), ([4, 1, 1], (1, 1), "cosine")],
+    ("counts", "window", "similarity", "most"),
+    [
+        ([3, 3, 3], (1, 1), "log", 2**28),
+        ([1, 5, 2], (2, 1), "log", 2**28),
+        ([4, 1, 1], (1, 1), "cosine", 2**28),
+        ([3, 1, 2], (1, 1), "log", 1),  # memory for the candidates of one class at a time
+        ([2, 3, 1], (1, 1), "cosine", 2 * 3 * 3 * 16 * 4),  # of two
+    ],
 )
-def test_projection_is_the_nearest_free_patch(counts: list[int], window: tuple[int, int], similarity: str) -> None:
+def test_projection_is_the_nearest_free_patch(
+    counts: list[int], window: tuple[int, int], similarity: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Against the definition spelled out: all pairs sorted by distance, settled one after the other."""
+    monkeypatch.setattr(project_module, "MOST_BYTES", most)
     model = tiny_model(counts, prototype_shape=window, similarity=similarity)
     images = random_images(31, 3)  # 31: classes of uneven size, mixed order
     before = model.prototype_layer.vectors().detach().clone()

@@ -17,6 +17,7 @@ from likethat.errors import UserError
 
 LEVEL = 0.95
 ROUNDING = 1e-9  # in units of images: 20 x 0.95 are 19 of them, and not a bit more
+BLOCK = 1024  # images looked at in float64 at a time
 MOST_NAMES = 4  # of a prediction set, in a sentence
 
 
@@ -123,11 +124,14 @@ def likeness_of(logits_NK: Tensor) -> Tensor:
 
 def calibrate(logits_NK: Tensor, label_N: Tensor) -> Calibration:
     """From images that the network was not trained on."""
-    logits_NK, label_N = logits_NK.detach().cpu().double(), label_N.cpu()
-    probability_N = logits_NK.softmax(1).gather(1, label_N[:, None])[:, 0]
-    return Calibration(
-        tuple((1 - probability_N).sort().values.tolist()), tuple(likeness_of(logits_NK).sort().values.tolist())
-    )
+    nonconformity: list[float] = []
+    likeness: list[float] = []
+    for logits_bK, label_b in zip(logits_NK.detach().split(BLOCK), label_N.split(BLOCK), strict=True):
+        logits_bK = logits_bK.cpu().double()
+        probability_b = logits_bK.softmax(1).gather(1, label_b.cpu()[:, None])[:, 0]
+        nonconformity += (1 - probability_b).tolist()
+        likeness += likeness_of(logits_bK).tolist()
+    return Calibration(tuple(sorted(nonconformity)), tuple(sorted(likeness)))
 
 
 def write_calibration(run: Path, calibration: Calibration) -> None:

@@ -32,7 +32,7 @@ from likethat.report.html import write_report
 from likethat.run_dir import DataRecord, RunRecord
 from likethat.runtime import exact_arithmetic, physical_memory, resolve_device, seed_for, stop_on_signals
 from likethat.tensorboard import tensorboard_observer
-from likethat.training.engine import measure, score_images
+from likethat.training.engine import classify_images, logits_by, measure, own_batches_of
 from likethat.training.fit import fit
 from likethat.training.state import Progress, write_metrics
 
@@ -222,14 +222,15 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     """Model, prototypes, test accuracy (looked at here for the first and only time) and report."""
     assert progress.best_projection is not None
     dataset, test = prepared.dataset, prepared.images["test"]
-    with display.task("test images") as advance:
-        score_NP = score_images(model, test, advance)
-    with torch.no_grad():
-        val_NK = model.last_layer(score_images(model, prepared.images["val"]))
-        logits_NK = model.last_layer(score_NP)
-    metrics = progress.metrics
+    weights = [model.last_layer.weight]
     if progress.best_unsolved_KP is not None:
-        metrics = [*metrics, _measure_projection(model, test, score_NP, progress.best_unsolved_KP)]
+        weights.append(progress.best_unsolved_KP.to(test.device))
+    with display.task("test images") as advance:
+        logits_NK, *unsolved = logits_by(weights, model, own_batches_of(test, advance), len(test), test.device)
+    val_NK = classify_images(model, prepared.images["val"])
+    metrics = progress.metrics
+    if unsolved:
+        metrics = [*metrics, _measure_projection(model, test, weights[1], unsolved[0])]
     remove_cache(out / run_dir.pixels(rank()))
     if not is_first():
         barrier()
@@ -243,15 +244,15 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
 
 
 @torch.no_grad()
-def _measure_projection(model: ProtoPNet, test: Images, score_NP: Tensor, unsolved_KP: Tensor) -> dict[str, Any]:
+def _measure_projection(model: ProtoPNet, test: Images, unsolved_KP: Tensor, after_NK: Tensor) -> dict[str, Any]:
     """Test accuracy before the projection and after it, as the project step measures both on validation. It comes
     when all choices are made, for reading only; the model is left as it was."""
-    unsolved_KP, layer = unsolved_KP.to(score_NP), model.prototype_layer
+    layer = model.prototype_layer
     projected_PDhw = layer.prototype_PDhw.clone()
     layer.prototype_PDhw.copy_(layer.unprojected_PDhw)
-    before_NP = score_images(model, test)
+    before_NK = logits_by((unsolved_KP,), model, own_batches_of(test), len(test), test.device)[0]
     layer.prototype_PDhw.copy_(projected_PDhw)
-    before, after = (measure(scores @ unsolved_KP.T, test.label_N) for scores in (before_NP, score_NP))
+    before, after = (measure(logits_NK, test.label_N) for logits_NK in (before_NK, after_NK))
     return {"stage": "test_projection", "before": before, "after": after}
 
 

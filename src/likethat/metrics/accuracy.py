@@ -16,10 +16,9 @@ from likethat.data.dataset import Sample
 from likethat.data.loaders import hold
 from likethat.distributed import own_part
 from likethat.errors import UserError
-from likethat.models.baseline import PlainClassifier
 from likethat.plain import PlainRun
 from likethat.progress import Display
-from likethat.training.engine import EVAL_BATCH, batches_of, join_logits, join_scores, measure
+from likethat.training.engine import EVAL_BATCH, batches_of, join_logits, measure
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,7 @@ def logits_of(classifier: Classifier | PlainRun, root: Path, samples: Sequence[S
         with display.task("evaluating") as advance:
             images = hold(decoded.pixels, tuple(samples[part]), classifier.device)
             batches = ((part.start + index_B, *rest) for index_B, *rest in batches_of(images, advance))
-            if isinstance(model, PlainClassifier):
-                total_NK += join_logits(model, batches, len(samples), classifier.device)
-            else:
-                total_NK += model.last_layer(join_scores(model, batches, len(samples), classifier.device))
+            total_NK += join_logits(model, batches, len(samples), classifier.device)
     return total_NK
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +15,12 @@ from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, reset_last_layer
 from likethat.progress import Advance
 from likethat.runtime import send
-from likethat.training.engine import EVAL_BATCH, own_batches_of, score_images
+from likethat.training.engine import EVAL_BATCH, groups_within, own_batches_of, scores_of
 from likethat.training.losses import leave_source_out
 from likethat.training.project import Projection
 
 ROUNDS = 15  # of k-means
+MOST_BYTES = 2**29  # of candidates in memory at a time
 SMOOTHING = 0.1  # of the labels that the scale is fitted to
 SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
 
@@ -27,9 +29,9 @@ SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
 class TellingPatches:
     """The patches of every training image that speak most for its class, and moments of all features."""
 
-    feature_NtC: Tensor
     place_Nt: Tensor  # in the map, row by row
     evidence_Nt: Tensor
+    feature_NtC: Tensor | None  # None where they would take more than MOST_BYTES
     mean_C: Tensor
     covariance_CC: Tensor
 
@@ -48,20 +50,17 @@ def start_from_classifier(
     """
     telling = find_telling_patches(plain.eval(), images, telling_count(model, images, share), advance)
     set_add_on(model, telling.mean_C, telling.covariance_CC)
-    layer = model.prototype_layer
-    z_NtD = model.add_on(telling.feature_NtC.flatten(0, 1)[:, :, None, None])
-    patch_NtD = layer.patches(z_NtD)[:, :, 0, 0].view(*telling.place_Nt.shape, -1)
+    layer = model.eval().prototype_layer
     image_P = torch.zeros_like(layer.class_P)
     place_P = torch.zeros_like(layer.class_P)
     vector_PD = torch.zeros_like(layer.vectors())
-    for label in range(model.num_classes):
+    place_T, evidence_T = telling.place_Nt.flatten(), telling.evidence_Nt.flatten()
+    for label, candidate_S, patch_SD in candidates_by_class(model, images, telling, advance):
         member_m = (layer.class_P == label).nonzero()[:, 0]
-        number_n = (images.label_N == label).nonzero()[:, 0]
-        candidate_SD = patch_NtD[number_n].flatten(0, 1)
-        pick_m = spread_choice(candidate_SD, telling.evidence_Nt[number_n].flatten(), len(member_m))
-        image_P[member_m] = number_n[pick_m // patch_NtD.shape[1]]
-        place_P[member_m] = telling.place_Nt[number_n].flatten()[pick_m]
-        vector_PD[member_m] = candidate_SD[pick_m]
+        pick_m = spread_choice(patch_SD, evidence_T[candidate_S], len(member_m))
+        image_P[member_m] = candidate_S[pick_m] // telling.place_Nt.shape[1]
+        place_P[member_m] = place_T[candidate_S[pick_m]]
+        vector_PD[member_m] = patch_SD[pick_m]
     layer.prototype_PDhw.copy_(vector_PD.view_as(layer.prototype_PDhw))
     calibrate(model, images, image_P)
     width = model.patch_grid[1]
@@ -81,7 +80,8 @@ def find_telling_patches(plain: PlainClassifier, images: Images, count: int, adv
     """One pass. Evidence is the log-probability of the image's class by the patch alone: the classifier's logit is
     the mean of its patches' logits, so each patch has its say."""
     channels = plain.backbone.channels
-    feature_NtC = torch.zeros(len(images), count, channels, device=images.device)
+    keep = 4 * len(images) * count * channels <= MOST_BYTES
+    feature_NtC = torch.zeros(len(images), count, channels, device=images.device) if keep else None
     place_Nt = torch.zeros(len(images), count, dtype=torch.long, device=images.device)
     evidence_Nt = torch.zeros(len(images), count, device=images.device)
     seen, total_C, product_CC = 0, torch.zeros(channels).double(), torch.zeros(channels, channels).double()
@@ -91,7 +91,8 @@ def find_telling_patches(plain: PlainClassifier, images: Images, count: int, adv
         logits_BSK = plain.head(feature_BSC)
         evidence_BS = logits_BSK.log_softmax(2).gather(2, label_B[:, None, None].expand(-1, logits_BSK.shape[1], 1))
         top = evidence_BS[..., 0].topk(count, dim=1)
-        feature_NtC[here_B] = feature_BSC.gather(1, top.indices[..., None].expand(-1, -1, channels))
+        if feature_NtC is not None:
+            feature_NtC[here_B] = feature_BSC.gather(1, top.indices[..., None].expand(-1, -1, channels))
         place_Nt[here_B], evidence_Nt[here_B] = top.indices, top.values
         flat_SC = feature_BSC.flatten(0, 1)
         seen += len(flat_SC)
@@ -100,7 +101,40 @@ def find_telling_patches(plain: PlainClassifier, images: Images, count: int, adv
     patches = int(total(torch.tensor(seen)))
     mean_C = total(total_C) / patches
     covariance_CC = total(product_CC) / patches - torch.outer(mean_C, mean_C)
-    return TellingPatches(join(feature_NtC), join(place_Nt), join(evidence_Nt), mean_C, covariance_CC)
+    features = None if feature_NtC is None else join(feature_NtC)
+    return TellingPatches(join(place_Nt), join(evidence_Nt), features, mean_C, covariance_CC)
+
+
+def candidates_by_class(
+    model: ProtoPNet, images: Images, telling: TellingPatches, advance: Advance | None
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Of every class its number, its candidates (numbers among the N*t patches) and their latent vectors.
+
+    Vectors that were not kept are computed again, for as many classes at a time as fit into memory. A class that has
+    too many by itself offers those with the strongest evidence.
+    """
+    layer, count = model.prototype_layer, telling.place_Nt.shape[1]
+    most = max(MOST_BYTES // (4 * layer.vectors().shape[1]), int(model.own_KP.sum(1).max()))
+    place_T, evidence_T = telling.place_Nt.flatten(), telling.evidence_Nt.flatten()
+    slot_t = torch.arange(count, device=images.device)
+    candidates = []
+    for label in range(model.num_classes):
+        candidate_S = ((images.label_N == label).nonzero() * count + slot_t).flatten()
+        if len(candidate_S) > most:
+            candidate_S = candidate_S[evidence_T[candidate_S].topk(most).indices.sort().values]
+        candidates.append(candidate_S)
+    if telling.feature_NtC is not None:
+        patch_TD = layer.patches(model.add_on(telling.feature_NtC.flatten(0, 1)[:, :, None, None]))[:, :, 0, 0]
+        for label, candidate_S in enumerate(candidates):
+            yield label, candidate_S, patch_TD[candidate_S]
+        return
+    for labels in groups_within([len(candidate_S) for candidate_S in candidates], most):
+        together = candidates[labels.start : labels.stop]
+        candidate_T = torch.cat(together)
+        patch_TD = embed(model, images, candidate_T // count, place_T[candidate_T])
+        yield from zip(labels, together, patch_TD.split([len(candidate_S) for candidate_S in together]), strict=True)
+        if advance:
+            advance(labels.stop, len(candidates))
 
 
 def set_add_on(model: ProtoPNet, mean_C: Tensor, covariance_CC: Tensor) -> None:
@@ -142,14 +176,16 @@ def calibrate(model: ProtoPNet, images: Images, source_P: Tensor) -> None:
     look at a prototype cut from it; no other connections. Smoothed labels keep separable images from asking for an
     ever larger sum."""
     own_KP = model.own_KP
-    image_N1 = torch.arange(len(images), device=images.device)[:, None]
-    score_NP = leave_source_out(score_images(model, images), image_N1, source_P, own_KP)
     mean_KP = own_KP / own_KP.sum(1, keepdim=True)
-    entropy = {
-        scale: float(F.cross_entropy(scale * score_NP @ mean_KP.T, images.label_N, label_smoothing=SMOOTHING))
-        for scale in SCALES
-    }
-    best = min(entropy, key=entropy.__getitem__)
+    scale_L = torch.tensor(SCALES, device=images.device)
+    entropy_NL = torch.zeros(len(images), len(SCALES), device=images.device)
+    for index_B, x_B3HW, label_B in own_batches_of(images):
+        image_B = send(index_B, images.device)
+        score_BP = leave_source_out(scores_of(model, x_B3HW), image_B[:, None], source_P, own_KP)
+        logits_BKL = (score_BP @ mean_KP.T)[..., None] * scale_L
+        label_BL = label_B[:, None].expand(-1, len(SCALES))
+        entropy_NL[image_B] = F.cross_entropy(logits_BKL, label_BL, label_smoothing=SMOOTHING, reduction="none")
+    best = SCALES[int(join(entropy_NL).mean(0).argmin())]
     reset_last_layer(model, best / float(own_KP.sum(1).float().mean()), 0.0)
 
 
@@ -158,13 +194,20 @@ def embed_sources(model: ProtoPNet, images: Images, source: Projection) -> None:
     """Prototypes become what the network, as it is now, makes of the patches they were cut from."""
     training = model.training
     model.eval()
-    image_U, inverse_P = source.image_P.unique(return_inverse=True)
     layer = model.prototype_layer
-    vectors = torch.zeros_like(layer.vectors())
+    vector_PD = embed(model, images, source.image_P, source.row_P * model.patch_grid[1] + source.column_P)
+    layer.prototype_PDhw.copy_(vector_PD.view_as(layer.prototype_PDhw))
+    model.train(training)
+
+
+def embed(model: ProtoPNet, images: Images, image_S: Tensor, place_S: Tensor) -> Tensor:
+    """What the network makes of patches, each a place (row by row) in an image: S x D."""
+    layer = model.prototype_layer
+    image_U, inverse_S = image_S.unique(return_inverse=True)
+    vector_SD = layer.vectors().new_zeros(len(image_S), layer.vectors().shape[1])
     part = own_part(len(image_U), EVAL_BATCH)
     for start in range(part.start, part.stop, EVAL_BATCH):
-        patch_BDHW = layer.patches(model.latent(images.batch(image_U[start : start + EVAL_BATCH])[0]))
-        here_P = ((inverse_P >= start) & (inverse_P < start + EVAL_BATCH)).nonzero()[:, 0]
-        vectors[here_P] = patch_BDHW[inverse_P[here_P] - start, :, source.row_P[here_P], source.column_P[here_P]]
-    layer.prototype_PDhw.copy_(join(vectors).view_as(layer.prototype_PDhw))
-    model.train(training)
+        patch_BDS = layer.patches(model.latent(images.batch(image_U[start : start + EVAL_BATCH])[0])).flatten(2)
+        here_s = ((inverse_S >= start) & (inverse_S < start + EVAL_BATCH)).nonzero()[:, 0]
+        vector_SD[here_s] = patch_BDS[inverse_S[here_s] - start, :, place_S[here_s]]
+    return join(vector_SD)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -17,6 +17,7 @@ from likethat.progress import Advance
 from likethat.runtime import seed_for, send
 
 EVAL_BATCH = 64
+BLOCK = 2**22  # logits that are converted to float64 at a time
 
 Batches = Iterator[tuple[Tensor, Tensor, Tensor]]  # numbers of the images, pictures, labels
 
@@ -52,26 +53,31 @@ def last_layer_images(train: Images, config: Config) -> Images:
 
 @torch.no_grad()
 def score_images(model: ProtoPNet, images: Images, advance: Advance | None = None) -> Tensor:
-    """The similarity scores of every image, N x P: all that the last layer and its evaluation need."""
-    return join_scores(model, own_batches_of(images, advance), len(images), images.device)
-
-
-@torch.no_grad()
-def classify_images(model: PlainClassifier, images: Images, advance: Advance | None = None) -> Tensor:
-    """The logits of a plain classifier, N x K."""
-    return join_logits(model, own_batches_of(images, advance), len(images), images.device)
-
-
-def join_scores(model: ProtoPNet, batches: Batches, count: int, device: torch.device) -> Tensor:
-    """Of `count` images, of which this process has these batches and others have theirs."""
+    """The similarity scores of every image, N x P. Where there are many, `cached_scores` knows where to keep them."""
     model.eval()
-    score_NP = torch.zeros(count, len(model.prototype_layer.class_P), device=device)
-    for index_B, x_B3HW, _ in batches:
-        score_NP[send(index_B, device)] = model(x_B3HW).score_BP
+    score_NP = torch.zeros(len(images), len(model.prototype_layer.class_P), device=images.device)
+    for index_B, x_B3HW, _ in own_batches_of(images, advance):
+        score_NP[send(index_B, images.device)] = scores_of(model, x_B3HW)
     return join(score_NP)
 
 
-def join_logits(model: PlainClassifier, batches: Batches, count: int, device: torch.device) -> Tensor:
+def scores_of(model: ProtoPNet, x_B3HW: Tensor) -> Tensor:
+    """The similarity scores of some pictures, B x P, without all their distances in memory at a time."""
+    layer = model.prototype_layer
+    nearest = [distance_BpHW.flatten(2).amin(2) for _, distance_BpHW in layer.in_blocks(model.latent(x_B3HW))]
+    return layer.similarity.of_distance(torch.cat(nearest, 1))
+
+
+def classify_images(model: ProtoPNet | PlainClassifier, images: Images, advance: Advance | None = None) -> Tensor:
+    """The logits of every image, N x K."""
+    return join_logits(model, own_batches_of(images, advance), len(images), images.device)
+
+
+@torch.no_grad()
+def join_logits(model: ProtoPNet | PlainClassifier, batches: Batches, count: int, device: torch.device) -> Tensor:
+    """Of `count` images, of which this process has these batches and others have theirs."""
+    if isinstance(model, ProtoPNet):
+        return logits_by((model.last_layer.weight,), model, batches, count, device)[0]
     model.eval()
     logits_NK = torch.zeros(count, model.head.out_features, device=device)
     for index_B, x_B3HW, _ in batches:
@@ -79,12 +85,41 @@ def join_logits(model: PlainClassifier, batches: Batches, count: int, device: to
     return join(logits_NK)
 
 
+@torch.no_grad()
+def logits_by(
+    weights: Sequence[Tensor], model: ProtoPNet, batches: Batches, count: int, device: torch.device
+) -> list[Tensor]:
+    """What each of several last layers gives, from one pass and without keeping the scores."""
+    model.eval()
+    found = [torch.zeros(count, len(weight_KP), device=device) for weight_KP in weights]
+    for index_B, x_B3HW, _ in batches:
+        score_BP = scores_of(model, x_B3HW)
+        with torch.autocast(device.type, enabled=False):
+            for logits_NK, weight_KP in zip(found, weights, strict=True):
+                logits_NK[send(index_B, device)] = score_BP @ weight_KP.T
+    return [join(logits_NK) for logits_NK in found]
+
+
+def groups_within(sizes: Sequence[int], most: int) -> Iterator[range]:
+    """Neighbours whose sizes add up to no more than `most`; one alone may have more."""
+    start, size = 0, 0
+    for number, own in enumerate(sizes):
+        if number > start and size + own > most:
+            yield range(start, number)
+            start, size = number, 0
+        size += own
+    yield range(start, len(sizes))
+
+
 def accuracy(logits_NK: Tensor, label_N: Tensor) -> float:
     return float((logits_NK.argmax(1) == label_N).cpu().double().mean())
 
 
 def measure(logits_NK: Tensor, label_N: Tensor) -> dict[str, float]:
-    return {
-        "accuracy": accuracy(logits_NK, label_N),
-        "cross_entropy": float(nn.functional.cross_entropy(logits_NK.cpu().double(), label_N.cpu())),
-    }
+    rows = max(1, BLOCK // logits_NK.shape[1])
+    entropy = sum(
+        float(nn.functional.cross_entropy(logits_bK.cpu().double(), label_b.cpu(), reduction="sum"))
+        for logits_bK, label_b in zip(logits_NK.split(rows), label_N.split(rows), strict=True)
+    )
+    mean = entropy / len(label_N) if len(label_N) else float("nan")
+    return {"accuracy": accuracy(logits_NK, label_N), "cross_entropy": mean}

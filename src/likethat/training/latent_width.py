@@ -21,7 +21,7 @@ from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.runtime import send
 from likethat.training.choose import start_from_classifier
-from likethat.training.engine import own_batches_of, score_images
+from likethat.training.engine import classify_images, own_batches_of
 
 WIDTHS = (128, 256, 512)  # the paper's
 FOLDS = 3
@@ -87,7 +87,7 @@ def choose_latent_width(
             inside = held == fold
             if bool(inside.any()):
                 model = model_on_maps(plain, maps.select(~inside), config, width)
-                logits_nK = model.last_layer(score_images(model, maps.select(inside)))
+                logits_nK = classify_images(model, maps.select(inside))
                 right_n[inside] = logits_nK.argmax(1) == maps.label_N[inside]
             if advance:
                 advance(number * FOLDS + fold + 1, len(widths) * FOLDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,9 @@ from likethat.errors import UserError
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import squared_distances
 from likethat.progress import Advance
-from likethat.training.engine import EVAL_BATCH
+from likethat.training.engine import EVAL_BATCH, groups_within
+
+MOST_BYTES = 2**28  # of candidates in memory at a time
 
 
 @dataclass(frozen=True)
@@ -27,29 +30,33 @@ class Projection:
 
 
 class Candidates:
-    """The nearest patches of every prototype, nearest first, laid out by class (K classes, m prototypes of a class
-    at most, m candidates each): enough that one remains for each prototype however the others choose.
+    """The nearest patches of the prototypes of some classes, nearest first, laid out by class (K classes, m prototypes
+    of a class at most, m candidates each): enough that one remains for each prototype however the others choose.
 
     Where a class has fewer prototypes or patches, distances are infinite.
     """
 
-    def __init__(self, model: ProtoPNet) -> None:
+    def __init__(self, model: ProtoPNet, labels: range) -> None:
         class_P, vector_PD = model.prototype_layer.class_P, model.prototype_layer.vectors()
-        count_K = class_P.bincount(minlength=model.num_classes)
+        self.first = labels.start
+        self.number_p = ((class_P >= labels.start) & (class_P < labels.stop)).nonzero()[:, 0]
+        class_p = class_P[self.number_p] - self.first
+        count_K = class_p.bincount(minlength=len(labels))
         most = int(count_K.max())
         # Prototypes lie class by class, so the m-th one of a class is found by counting from the class's first.
-        slot_P = torch.arange(len(class_P), device=class_P.device) - (count_K.cumsum(0) - count_K)[class_P]
-        self.place_P = class_P * most + slot_P  # in the K*m rows
-        self.vector_KmD = vector_PD.new_zeros(model.num_classes, most, vector_PD.shape[1])
-        self.vector_KmD.flatten(0, 1)[self.place_P] = vector_PD
+        slot_p = torch.arange(len(class_p), device=class_P.device) - (count_K.cumsum(0) - count_K)[class_p]
+        self.place_p = class_p * most + slot_p  # in the K*m rows
+        self.vector_KmD = vector_PD.new_zeros(len(labels), most, vector_PD.shape[1])
+        self.vector_KmD.flatten(0, 1)[self.place_p] = vector_PD[self.number_p]
         self.used_Km = torch.arange(most, device=class_P.device) < count_K[:, None]
-        self.distance_Kmc = vector_PD.new_full((model.num_classes, most, most), float("inf"))
+        self.distance_Kmc = vector_PD.new_full((len(labels), most, most), float("inf"))
         self.patch_Kmc = torch.full_like(self.distance_Kmc, -1, dtype=torch.long)
-        self.nearest_KmcD = vector_PD.new_zeros(model.num_classes, most, most, vector_PD.shape[1])
+        self.nearest_KmcD = vector_PD.new_zeros(len(labels), most, most, vector_PD.shape[1])
 
     def offer(self, label: int, patch_bDHW: Tensor, number_bS: Tensor) -> None:
         """Merges the patches of some images of one class; `number_bS` names each patch. The sort is stable, so
         patches offered earlier win ties."""
+        label -= self.first
         distance_mS = squared_distances(patch_bDHW, self.vector_KmD[label]).flatten(2).transpose(0, 1).flatten(1)
         distance_mS = distance_mS.masked_fill(~self.used_Km[label][:, None], float("inf"))
         both = torch.cat([self.distance_Kmc[label], distance_mS], 1)
@@ -70,6 +77,14 @@ class Candidates:
         found = join_nearest(self.distance_Kmc, self.patch_Kmc, self.nearest_KmcD)
         self.distance_Kmc, self.patch_Kmc, self.nearest_KmcD = found
 
+    def chosen(self) -> tuple[Tensor, Tensor]:
+        """Of each prototype `number_p` the patch that it becomes: its number and its vector."""
+        chosen_Km = settle(self.distance_Kmc, self.patch_Kmc)
+        patch_Km = self.patch_Kmc.gather(2, chosen_Km[..., None])[..., 0]
+        width = self.nearest_KmcD.shape[3]
+        vector_KmD = self.nearest_KmcD.gather(2, chosen_Km[..., None, None].expand(-1, -1, 1, width))[:, :, 0]
+        return patch_Km.flatten()[self.place_p], vector_KmD.flatten(0, 1)[self.place_p]
+
 
 @torch.no_grad()
 def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance: Advance | None = None) -> Projection:
@@ -82,13 +97,9 @@ def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance:
     check_enough_patches(model, images, classes)
     model.eval()
     layer = model.prototype_layer
-    candidates = nearest_of_own_class(model, images, advance)
-    chosen_Km = settle(candidates.distance_Kmc, candidates.patch_Kmc)
-    patch_Km = candidates.patch_Kmc.gather(2, chosen_Km[..., None])[..., 0]
-    width = candidates.nearest_KmcD.shape[3]
-    vector_KmD = candidates.nearest_KmcD.gather(2, chosen_Km[..., None, None].expand(-1, -1, 1, width))[:, :, 0]
-    patch_P = patch_Km.flatten()[candidates.place_P]
-    vector_PD = vector_KmD.flatten(0, 1)[candidates.place_P]
+    patch_P, vector_PD = torch.zeros_like(layer.class_P), torch.zeros_like(layer.vectors())
+    for candidates in nearest_of_own_class(model, images, advance):
+        patch_P[candidates.number_p], vector_PD[candidates.number_p] = candidates.chosen()
     moved_P = (vector_PD - layer.vectors()).norm(dim=1)
     layer.unprojected_PDhw.copy_(layer.prototype_PDhw)
     layer.prototype_PDhw.copy_(vector_PD.view_as(layer.prototype_PDhw))
@@ -97,25 +108,30 @@ def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance:
     return Projection(patch_P // (height * width), place_P // width, place_P % width, moved_P)
 
 
-def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | None = None) -> Candidates:
-    """Images go class by class, so that a batch meets few classes."""
+def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | None = None) -> Iterator[Candidates]:
+    """Images go class by class, so that a batch meets few classes, and candidates need not be kept of all of them."""
     layer = model.prototype_layer
-    candidates = Candidates(model)
     order_N = images.label_N.argsort(stable=True)
+    before_K = images.label_N.bincount(minlength=model.num_classes).cumsum(0).tolist()
     height, width = model.patch_grid
     place_S = torch.arange(height * width, device=images.device)
-    part = own_part(len(images), EVAL_BATCH)
-    for start in range(part.start, part.stop, EVAL_BATCH):
-        index_B = order_N[start : min(start + EVAL_BATCH, part.stop)]
-        x_B3HW, label_B = images.batch(index_B)
-        patch_BDHW = layer.patches(model.latent(x_B3HW))
-        for label in label_B.unique_consecutive().tolist():
-            here = label_B == label
-            candidates.offer(label, patch_BDHW[here], index_B[here][:, None] * len(place_S) + place_S)
-        if advance:
-            advance(min(start + EVAL_BATCH, part.stop) - part.start, part.stop - part.start)
-    candidates.join()
-    return candidates
+    most = int(model.own_KP.sum(1).max())
+    size = 4 * most * most * layer.vectors().shape[1]
+    for labels in groups_within([size] * model.num_classes, MOST_BYTES):
+        candidates = Candidates(model, labels)
+        first, end = before_K[labels.start - 1] if labels.start else 0, before_K[labels.stop - 1]
+        part = own_part(end - first, EVAL_BATCH)
+        for start in range(first + part.start, first + part.stop, EVAL_BATCH):
+            index_B = order_N[start : min(start + EVAL_BATCH, first + part.stop)]
+            x_B3HW, label_B = images.batch(index_B)
+            patch_BDHW = layer.patches(model.latent(x_B3HW))
+            for label in label_B.unique_consecutive().tolist():
+                here = label_B == label
+                candidates.offer(label, patch_BDHW[here], index_B[here][:, None] * len(place_S) + place_S)
+            if advance:
+                advance(start + len(index_B), len(images))
+        candidates.join()
+        yield candidates
 
 
 def check_enough_patches(model: ProtoPNet, images: Images, classes: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from likethat.config import AUTO_WIDTH, Config
 from likethat.data.loaders import Images
 from likethat.errors import UserError
 from likethat.models.baseline import PlainClassifier
-from likethat.models.protopnet import ProtoPNet, set_latent_width
+from likethat.models.protopnet import set_latent_width
 from likethat.progress import Display
 from likethat.training.choose import embed_sources, start_from_classifier
 from likethat.training.engine import (
@@ -25,7 +25,6 @@ from likethat.training.engine import (
     last_layer_images,
     measure,
     mixed_precision,
-    score_images,
 )
 from likethat.training.last_layer import logits_of, solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
@@ -77,19 +76,13 @@ def end_epoch(progress: Progress, step: Step, val: Images, seconds: float, displ
             "another --out; if it recurs, look at the data with `likethat data check`."
         )
     with mixed_precision(val.device):  # followed, not relied on: what a model is chosen by is measured exactly
-        if step.stage == "classifier":
-            assert progress.plain is not None
-            logits_NK = classify_images(progress.plain, val)
-        else:
-            logits_NK = validation_logits(progress.model, val)
+        classifier = progress.plain if step.stage == "classifier" else progress.model
+        assert classifier is not None
+        logits_NK = classify_images(classifier, val)
     measured = measure(logits_NK, val.label_N)
     progress.metrics.append({**asdict(step), "train": means, "val": measured, "seconds": seconds})
     costs = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if name != "accuracy")
     display.line(f"{step}: {costs}; accuracy train {means['accuracy']:.1%}, validation {measured['accuracy']:.1%}")
-
-
-def validation_logits(model: ProtoPNet, val: Images) -> Tensor:
-    return model.last_layer(score_images(model, val)).detach()
 
 
 def choose_prototypes(
@@ -104,7 +97,7 @@ def choose_prototypes(
             progress.model, progress.plain, train, config.train.telling, advance
         )
     progress.make_teacher()
-    measured = measure(validation_logits(progress.model, val), val.label_N)
+    measured = measure(classify_images(progress.model, val), val.label_N)
     progress.metrics.append({**asdict(step), "val": measured, "seconds": time.monotonic() - started})
     display.line(f"prototypes chosen among the classifier's patches: validation accuracy {measured['accuracy']:.1%}")
 
@@ -123,10 +116,10 @@ def project_prototypes(
     progress: Progress, step: Step, train: Images, val: Images, classes: tuple[str, ...], display: Display
 ) -> None:
     started = time.monotonic()
-    before = measure(validation_logits(progress.model, val), val.label_N)
+    before = measure(classify_images(progress.model, val), val.label_N)
     with display.task("projection") as advance:
         progress.projection = project(progress.model, train, classes, advance)
-    after = measure(validation_logits(progress.model, val), val.label_N)
+    after = measure(classify_images(progress.model, val), val.label_N)
     moved_P = progress.projection.moved_P
     moved = {"mean": float(moved_P.mean()), "max": float(moved_P.max())}
     record = {**asdict(step), "moved": moved, "before": before, "after": after}
@@ -163,7 +156,7 @@ def optimise_last_layer(
         right = accuracy(logits_of(solution.weight_KP, score_NP, train.label_N, class_P), train.label_N)
     with torch.no_grad():
         model.last_layer.weight.copy_(solution.weight_KP)
-    measured = measure(validation_logits(model, val), val.label_N)
+    measured = measure(classify_images(model, val), val.label_N)
     record: dict[str, Any] = {
         **asdict(step),
         "objective": solution.objective,
