@@ -25,7 +25,7 @@ SMALL = Setting(
 
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "setting_of", lambda device, quick: SMALL)
+    monkeypatch.setattr(run, "setting_of", lambda device, quick, compile: SMALL)
 
 
 def generous(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_memory_is_what_was_needed_on_top() -> None:
 
 def test_a_full_run_has_the_size_that_the_goals_are_stated_for() -> None:
     for device in ("cpu", "cuda"):
-        setting = setting_of(torch.device(device), quick=False)
+        setting = setting_of(torch.device(device), quick=False, compile=False)
         assert setting.backbones == BACKBONES
         assert (setting.input_size, setting.classes, setting.prototypes) == (224, 200, 2000)
         assert setting.images >= setting.classes  # projection needs an image of each class

@@ -95,6 +95,7 @@ class TrainConfig:
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
+    compile: bool = _option(False, "compile the steps: they begin a minute later and then take less time")
     ridge: float = _option(1e-4, "pull of the last layer towards its first weights; makes the optimum exist")
 
     @property

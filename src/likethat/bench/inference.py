@@ -19,6 +19,9 @@ def inference_figures(backbone: str, setting: Setting) -> list[Figure]:
     device = setting.device
     model, plain = setting.networks(setting.config("default", backbone))
     x_B3HW, _ = setting.pictures(setting.forward_batch).batch(torch.arange(setting.forward_batch))
+    if setting.compile:
+        model.compile(dynamic=False)
+        plain.compile(dynamic=False)
     goal = THROUGHPUT if device.type == "cuda" else None
 
     def repeated(logits_of: Callable[[Tensor], object]) -> None:

@@ -46,12 +46,13 @@ class BenchResult:
             "classes": setting.classes,
             "prototypes": setting.prototypes,
             "batch_size": setting.batch,
+            "compiled": setting.compile,
         }
 
 
-def run_bench(device: str, quick: bool, display: Display) -> BenchResult:
+def run_bench(device: str, quick: bool, compile: bool, display: Display) -> BenchResult:
     exact_arithmetic()
-    setting = setting_of(resolve_device(device), quick)
+    setting = setting_of(resolve_device(device), quick, compile)
     figures: list[Figure] = []
     parts: list[Callable[[], list[Figure]]] = []
     for backbone in setting.backbones:

@@ -28,6 +28,7 @@ class Setting:
     scored: int  # images that the last layer is fitted to
     steps: int  # in a turn
     rounds: int
+    compile: bool = False  # both sides of a ratio
 
     @property
     def prototypes(self) -> int:
@@ -61,17 +62,17 @@ class Setting:
         return Images(pixel_NHW3, torch.arange(count, device=self.device) % self.classes, self.device)
 
 
-def setting_of(device: torch.device, quick: bool) -> Setting:
+def setting_of(device: torch.device, quick: bool, compile: bool) -> Setting:
     """The size of CUB-200, or `quick`: that of the demo, on the smallest of the backbones."""
     large = device.type == "cuda"
     if quick:
         return Setting(
             device, ("tf_efficientnet_lite0",), input_size=160, classes=8, per_class=10, batch=32 if large else 8,
             forward_batch=64 if large else 8, images=256 if large else 32, scored=800, steps=10 if large else 1,
-            rounds=9 if large else 5,
+            rounds=9 if large else 5, compile=compile,
         )  # fmt: skip
     return Setting(
         device, BACKBONES, input_size=224, classes=200, per_class=10, batch=80 if large else 8,
         forward_batch=256 if large else 8, images=2000 if large else 200, scored=5994, steps=30 if large else 1,
-        rounds=9 if large else 3,
+        rounds=9 if large else 3, compile=compile,
     )  # fmt: skip

@@ -98,7 +98,7 @@ def _our_step(preset: str, backbone: str, setting: Setting, images: Images, tell
     def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> Costs:
         return costs_of_step(progress, step, config, x_B3HW, label_B, image_BV)
 
-    return TrainStep(optimizer, costs_of, images, config.augment, tell)
+    return TrainStep(optimizer, costs_of, images, config.augment, tell, compile=setting.compile)
 
 
 def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tell: Tell, *, taught: bool) -> TrainStep:
@@ -117,4 +117,4 @@ def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tel
             teacher_logits_BK = teacher(x_B3HW).float()
         return {"loss": distillation_cost(logits_BK.float(), teacher_logits_BK)}
 
-    return TrainStep(optimizer, costs_of, images, config.augment, tell)
+    return TrainStep(optimizer, costs_of, images, config.augment, tell, compile=setting.compile)

@@ -14,6 +14,7 @@ from likethat.distributed import own_part, rank, total, world
 from likethat.runtime import send
 from likethat.training.engine import mixed_precision
 from likethat.training.losses import Costs
+from likethat.training.parallel import CostsOf
 
 WARM_UP = 3  # steps before the recording, in which CUDA's libraries choose their kernels
 
@@ -29,12 +30,15 @@ class TrainStep:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        costs_of: Callable[[Tensor, Tensor, Tensor], Costs],
+        costs_of: CostsOf,
         images: Images,
         config: AugmentConfig,
         tell: Callable[[str], None],
+        *,
+        compile: bool = False,
     ) -> None:
-        self.optimizer, self.costs_of, self.images, self.config, self.tell = optimizer, costs_of, images, config, tell
+        self.optimizer, self.images, self.config, self.tell = optimizer, images, config, tell
+        self.costs_of = compiled(costs_of, tell) if compile else costs_of
         self.graph: torch.cuda.CUDAGraph | None = None
         self.steps = 0
         self.recordable = images.device.type == "cuda" and world() == 1
@@ -109,6 +113,25 @@ class TrainStep:
             self.tell(f"note: steps cannot be recorded with this backbone, so they run slower ({error})")
             return
         self.graph = graph
+
+
+def compiled(costs_of: CostsOf, tell: Callable[[str], None]) -> CostsOf:
+    """The same costs by kernels made for them; where that does not work, it is said once and goes without."""
+    torch.compiler.reset()  # each stage trains other parameters; what was compiled for the last one is of no use
+    quick: CostsOf | None = torch.compile(costs_of, dynamic=False)
+
+    def costs_now(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> Costs:
+        nonlocal quick
+        if quick is not None:
+            try:
+                return quick(x_B3HW, label_B, image_BV)
+            except RuntimeError as error:
+                quick = None
+                reason = str(error).strip().partition("\n")[0]
+                tell(f"note: steps cannot be compiled here, so they run slower ({reason})")
+        return costs_of(x_B3HW, label_B, image_BV)
+
+    return costs_now
 
 
 def _over_all(costs: Costs, share: float) -> Costs:

@@ -13,7 +13,7 @@ def bench(args: argparse.Namespace) -> int:
     from likethat.bench.run import run_bench
     from likethat.bench.table import print_bench
 
-    result = run_bench(args.device, args.quick, display_of(args))
+    result = run_bench(args.device, args.quick, args.compile, display_of(args))
     answer(args, result.to_dict(), lambda: print_bench(result))
     return DONE if result.met else CHECK_FAILED
 
@@ -21,3 +21,4 @@ def bench(args: argparse.Namespace) -> int:
 def add_verbs(verbs: Any) -> None:
     verb = add_verb(verbs, "bench", bench, json=True)
     verb.add_argument("--quick", action="store_true", help="one small network at the size of the demo: under a minute")
+    verb.add_argument("--compile", action="store_true", help="compile both sides, as train --compile does")
