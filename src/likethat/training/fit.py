@@ -126,8 +126,8 @@ def _make_step(progress: Progress, step: Step, train: Images, config: Config, di
     trained = progress.plain if step.stage == "classifier" else progress.model
     assert trained is not None
     augment = config.augment if step.stage == "joint" else replace(config.augment, cutmix=0.0)
-    costs_of = average_gradients(trained, costs_of)
-    return TrainStep(optimizer, costs_of, train, augment, display.line, compile=config.train.compile)
+    averaged = average_gradients(trained, costs_of)
+    return TrainStep(optimizer, averaged, train, augment, display.line, compile=config.train.compile)
 
 
 def check_stop(stop: StopFlag) -> None:
