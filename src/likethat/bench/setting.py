@@ -55,11 +55,13 @@ class Setting:
         plain = PlainClassifier(model.backbone, self.classes).to(self.device)
         return model.eval(), plain.eval()
 
-    def pictures(self, count: int) -> Images:
+    def pictures(self, count: int, *, held: bool = True) -> Images:
+        """On the device; not `held`, in the computer's memory, from where each batch is sent."""
         generator = torch.Generator().manual_seed(0)
         shape = (count, self.input_size, self.input_size, 3)
-        pixel_NHW3 = torch.randint(256, shape, dtype=torch.uint8, generator=generator).to(self.device)
-        return Images(pixel_NHW3, torch.arange(count, device=self.device) % self.classes, self.device)
+        pixel_NHW3 = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+        label_N = torch.arange(count, device=self.device) % self.classes
+        return Images(pixel_NHW3.to(self.device) if held else pixel_NHW3, label_N, self.device)
 
 
 def setting_of(device: torch.device, quick: bool, compile: bool) -> Setting:

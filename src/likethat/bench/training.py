@@ -19,14 +19,17 @@ from likethat.training.state import Progress
 from likethat.training.steps import costs_of_step
 from likethat.training.train_step import TrainStep
 
-THROUGHPUT, STEP_TIME = Goal(0.93, at_least=True), Goal(1.1)
+THROUGHPUT, STEP_TIME, STREAMED = Goal(0.93, at_least=True), Goal(1.1), Goal(0.9, at_least=True)
 MANY = 10_000  # images: enough for BatchNorm to learn its statistics
 
 Tell = Callable[[str], None]
 
 
 def training_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]:
-    return [*paper_figures(backbone, setting, tell), *default_figures(backbone, setting, tell)]
+    figures = [*paper_figures(backbone, setting, tell), *default_figures(backbone, setting, tell)]
+    if setting.device.type == "cuda":
+        figures.append(streaming_figure(backbone, setting, tell))
+    return figures
 
 
 def paper_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]:
@@ -58,6 +61,20 @@ def default_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]
         compare(backbone, what, "bare, no teacher", ours, plain, runs=runs),
         *compare_peaks(backbone, "memory of training, default preset", against, peak, taught_peak),
     ]
+
+
+def streaming_figure(backbone: str, setting: Setting, tell: Tell) -> Figure:
+    """Pictures too many for the device are sent batch by batch while it works."""
+    held, streamed = (setting.pictures(4 * setting.batch, held=held) for held in (True, False))
+    (ours, other), _ = _measure(
+        [
+            lambda: _our_step("paper", backbone, setting, streamed, tell),
+            lambda: _our_step("paper", backbone, setting, held, tell),
+        ],
+        setting,
+    )
+    what, against = "training step, pictures sent to the device", "held there"
+    return compare(backbone, what, against, ours, other, STREAMED, runs=setting.steps)
 
 
 def _goal(setting: Setting) -> Goal:
