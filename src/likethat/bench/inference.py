@@ -24,17 +24,17 @@ def inference_figures(backbone: str, setting: Setting) -> list[Figure]:
         plain.compile(dynamic=False)
     goal = THROUGHPUT if device.type == "cuda" else None
 
+    runs = max(1, setting.steps // 3)  # batches are larger than those of training
+
     def repeated(logits_of: Callable[[Tensor], object]) -> None:
-        for _ in range(setting.steps):
+        for _ in range(runs):
             logits_of(x_B3HW)
 
     contenders = [lambda: repeated(model), lambda: repeated(plain)]
     exact, exact_bare = in_turn(contenders, device, setting.rounds)
-    figures = [compare(backbone, "inference, fp32", "bare classifier", exact, exact_bare, goal, runs=setting.steps)]
+    figures = [compare(backbone, "inference, fp32", "bare classifier", exact, exact_bare, goal, runs=runs)]
     if device.type == "cuda":
         with mixed_precision(device):
             mixed, mixed_bare = in_turn(contenders, device, setting.rounds)
-        figures.append(
-            compare(backbone, "inference, bf16", "bare classifier", mixed, mixed_bare, goal, runs=setting.steps)
-        )
+        figures.append(compare(backbone, "inference, bf16", "bare classifier", mixed, mixed_bare, goal, runs=runs))
     return figures

@@ -75,6 +75,6 @@ def setting_of(device: torch.device, quick: bool, compile: bool) -> Setting:
         )  # fmt: skip
     return Setting(
         device, BACKBONES, input_size=224, classes=200, per_class=10, batch=80 if large else 8,
-        forward_batch=256 if large else 8, images=2000 if large else 200, scored=5994, steps=30 if large else 1,
-        rounds=9 if large else 3, compile=compile,
+        forward_batch=256 if large else 8, images=2000 if large else 200, scored=5994, steps=10 if large else 1,
+        rounds=7 if large else 3, compile=compile,
     )  # fmt: skip
