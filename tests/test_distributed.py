@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from runs import TINY, likethat
 
 from likethat.checkpoint import load_tensors
+from likethat.data.cache import decode_samples, load_dataset
+from likethat.data.dataset import open_dataset
 from likethat.data.synth import make_birds
 
 CASE = Path(__file__).parent / "distributed_case.py"
@@ -38,6 +43,31 @@ def deadly(progress, step, *rest):
 steps.costs_of_step = deadly
 from likethat.cli import main
 sys.exit(main(sys.argv[3:]))
+"""
+
+# Reads images into one file; the second process ends by SIGKILL after so many of its share, or all go on to the end.
+READER = """
+import hashlib, json, os, signal, sys
+from pathlib import Path
+from likethat import distributed
+from likethat.data import cache
+from likethat.data.dataset import open_dataset
+from likethat.runtime import stop_on_signals
+folder, last = Path(sys.argv[2]), int(sys.argv[3])
+cache.WRITE_DOWN, told = 2, []
+def progress(done, total):
+    told.append(done)
+    if len(told) == last and distributed.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+with stop_on_signals(), distributed.session():  # torchrun tells the others by a signal
+    dataset = open_dataset(sys.argv[1])
+    arguments = (dataset.root, dataset.all_samples(), (16, 12))
+    found = cache.decode_samples(*arguments, workers=1, cache_file=folder / "pixels.npy", progress=progress)
+    good = cache.load_dataset(dataset, (8, 8), skip_bad=True, cache_file=folder / "good.npy").pixels
+    digest = lambda pixels: hashlib.sha256(pixels.tobytes()).hexdigest()
+    problems = [str(problem) for problem in found.problems]
+    result = [digest(found.pixels), found.sha256, problems, *map(digest, good.values())]
+    (folder / f"{distributed.rank()}.json").write_text(json.dumps([len(told), result]))
 """
 
 
@@ -162,6 +192,46 @@ def test_asked_to_stop_all_stop_at_one_place(birds: Path, tmp_path: Path) -> Non
     _, reached = load_tensors(out / "checkpoints" / "state.safetensors")
     assert reached["position"] >= 1
     assert not (out / "report.html").exists()
+
+
+def test_processes_fill_one_file_with_pixels_and_go_on_after_a_kill(birds: Path, tmp_path: Path) -> None:
+    """Of 174 pictures each process reads 87; the second is killed at its 30th."""
+    data, folder, reader = tmp_path / "data", tmp_path / "cache", tmp_path / "reader.py"
+    shutil.copytree(birds, data)
+    reader.write_text(READER)
+    broken = sorted((data / "train").rglob("*.jpg"))[40]
+    broken.write_bytes(broken.read_bytes()[:200])
+    lost = torchrun(reader, data, folder, 30, check=False)
+    assert "Process 1 was lost" in lost.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["pixels.npy", "pixels.npy.rows", "pixels.npy.rows1"]
+    torchrun(reader, data, folder, 0)
+    (first, one), (second, two) = (json.loads((folder / f"{number}.json").read_text()) for number in (0, 1))
+    assert 57 <= first + second <= 60, "what was read before the kill is read again"
+    assert abs(first - second) <= 1
+    assert one == two
+    dataset = open_dataset(data)
+    expected = decode_samples(dataset.root, dataset.all_samples(), (16, 12))
+    good = load_dataset(dataset, (8, 8), skip_bad=True).pixels
+    assert one == [
+        hashlib.sha256(expected.pixels.tobytes()).hexdigest(),
+        expected.sha256,
+        [str(problem) for problem in expected.problems],
+        *(hashlib.sha256(pixels.tobytes()).hexdigest() for pixels in good.values()),
+    ]
+    assert sum(map(len, good.values())) == 173
+    told: list[int] = []
+    picture = next((data / "val").rglob("*.jpg"))
+    picture.write_bytes(next((data / "test").rglob("*.jpg")).read_bytes())
+    again = decode_samples(
+        dataset.root,
+        dataset.all_samples(),
+        (16, 12),
+        cache_file=folder / "pixels.npy",
+        progress=lambda done, _: told.append(done),
+    )
+    assert told == [174], "one process knows what two have read, and reads the changed file"
+    assert np.array_equal(again.pixels, decode_samples(dataset.root, dataset.all_samples(), (16, 12)).pixels)
+    assert not (folder / "pixels.npy.rows1").exists()
 
 
 @pytest.mark.parametrize("question", [["info"], ["evaluate", "--interpretability"]])

@@ -13,7 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from runs import DEFAULT, PAPER, likethat, make_tiny_birds
+
+from likethat import pipeline, run_dir
+from likethat.config import resolve
+from likethat.data.journal import journal_of
+from likethat.errors import Interrupted
+from likethat.progress import Display
+from likethat.runtime import StopFlag
 
 KILLER = """
 import os, signal, sys
@@ -162,6 +170,19 @@ def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
     assert (run / "checkpoints" / "state.safetensors").is_file()
     likethat(*command[3:], "--resume")
     assert contents(run) == finished["default"]
+
+
+def test_asked_to_stop_while_it_reads_it_keeps_what_it_has_read(
+    birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "MEMORY_SHARE", 0.0)  # pixels go to a file
+    stop = StopFlag()
+    stop.request()
+    with pytest.raises(Interrupted):
+        pipeline.prepare(birds, tmp_path, resolve(), torch.device("cpu"), Display(quiet=True), stop)
+    header, first = journal_of(tmp_path / run_dir.PIXELS).read_text().splitlines()
+    assert "shape" in header
+    assert json.loads(first)[0] == 0
 
 
 def test_resuming_with_other_settings_or_images_is_refused(birds: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from likethat import run_dir
 from likethat.checkpoint import save_tensors
 from likethat.config import resolve
 from likethat.data.cache import remove_cache
-from likethat.distributed import barrier, is_first, rank
+from likethat.distributed import barrier, is_first
 from likethat.errors import UserError
 from likethat.metrics.accuracy import evaluate_logits
 from likethat.models.backbone import place
@@ -60,7 +60,7 @@ def train_baseline(
         display.line(f"{out} is finished already.")
         return load_plain(out, device)
     with stop_on_signals() as stop:
-        prepared = prepare(Path(data), out, config, torch_device, display)
+        prepared = prepare(Path(data), out, config, torch_device, display, stop)
         classes = prepared.dataset.classes
         record = replace(make_record(prepared, []), kind=run_dir.BASELINE)
         check_same_images(saved, record, out)
@@ -80,7 +80,7 @@ def train_baseline(
             save_tensors(out / run_dir.MODEL, model.state_dict())
             write_metrics(out, [*progress.metrics, {"stage": "test", **evaluation.to_dict()}])
             write_plain_report(out, config.model.backbone, classes)
-        remove_cache(out / run_dir.pixels(rank()))
+            remove_cache(out / run_dir.PIXELS)
         barrier()
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
     return load_plain(out, device)

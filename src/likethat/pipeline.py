@@ -18,7 +18,7 @@ from likethat.config import AUTO_WIDTH, Config, resolve
 from likethat.data.cache import LoadedDataSet, load_dataset, remove_cache
 from likethat.data.dataset import DataSet, fingerprint, open_dataset
 from likethat.data.loaders import Images, hold
-from likethat.distributed import barrier, is_first, local_world, rank
+from likethat.distributed import barrier, is_first, world
 from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation, explain_batch
 from likethat.explaining.gallery import save_prototypes
@@ -30,7 +30,7 @@ from likethat.plain import read_classifier
 from likethat.progress import Display
 from likethat.report.html import write_report
 from likethat.run_dir import DataRecord, RunRecord
-from likethat.runtime import exact_arithmetic, physical_memory, resolve_device, seed_for, stop_on_signals
+from likethat.runtime import StopFlag, exact_arithmetic, physical_memory, resolve_device, seed_for, stop_on_signals
 from likethat.tensorboard import tensorboard_observer
 from likethat.training.engine import classify_images, logits_by, measure, own_batches_of
 from likethat.training.fit import fit
@@ -77,7 +77,7 @@ def train(
         display.line(f"{out} is finished already.")
         return load(out, device)
     with stop_on_signals() as stop:
-        prepared = prepare(Path(data), out, config, torch_device, display)
+        prepared = prepare(Path(data), out, config, torch_device, display, stop)
         record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
         check_same_images(saved, record, out)
         torch.manual_seed(seed_for(config.train.seed, "weights"))
@@ -138,7 +138,9 @@ def check_same_images(saved: RunRecord | None, now: RunRecord, run: Path) -> Non
         )
 
 
-def prepare(data: Path, out: Path, config: Config, device: torch.device, display: Display) -> Prepared:
+def prepare(
+    data: Path, out: Path, config: Config, device: torch.device, display: Display, stop: StopFlag | None = None
+) -> Prepared:
     """Reads, checks and decodes every image once; stops with all problems told when there are any."""
     dataset = open_dataset(
         data,
@@ -148,14 +150,21 @@ def prepare(data: Path, out: Path, config: Config, device: torch.device, display
         test_fraction=config.data.test_fraction,
     )
     height, width = config.model.input_size
-    too_large = len(dataset.all_samples()) * height * width * 3 > MEMORY_SHARE * physical_memory() / local_world()
+    too_large = len(dataset.all_samples()) * height * width * 3 > MEMORY_SHARE * physical_memory()
     with display.task("reading images") as advance:
+
+        def go_on(done: int, total: int) -> None:
+            advance(done, total)
+            if stop is not None:
+                stop.check()
+
         loaded = load_dataset(
             dataset,
             config.model.input_size,
             skip_bad=config.data.skip_bad,
-            cache_file=out / run_dir.pixels(rank()) if too_large else None,
-            progress=advance,
+            # Of several processes each decodes a share, and all use the file.
+            cache_file=out / run_dir.PIXELS if too_large or world() > 1 else None,
+            progress=go_on,
         )
     _tell_problems(loaded, config.data.skip_bad, display)
     dataset = loaded.dataset
@@ -231,10 +240,10 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     metrics = progress.metrics
     if unsolved:
         metrics = [*metrics, _measure_projection(model, test, weights[1], unsolved[0])]
-    remove_cache(out / run_dir.pixels(rank()))
     if not is_first():
         barrier()
         return load(out, str(test.device))
+    remove_cache(out / run_dir.PIXELS)
     save_tensors(out / run_dir.MODEL, model.state_dict())
     save_prototypes(out, model, progress.best_projection, dataset.train, dataset.root, prepared.sha256, dataset.classes)
     classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)

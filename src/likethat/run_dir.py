@@ -35,11 +35,6 @@ PIXELS = "checkpoints/pixels.npy"
 SCORES = "checkpoints/scores.f16"
 
 
-def pixels(process: int) -> str:
-    """The decoded pictures of one of the processes that train together."""
-    return PIXELS if process == 0 else f"checkpoints/pixels{process}.npy"
-
-
 @dataclass(frozen=True)
 class DataRecord:
     """Which images a run was trained on."""

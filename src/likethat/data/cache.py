@@ -1,7 +1,8 @@
 """The pixels of a data set, decoded once: in memory, or in a file as large as the disk allows."""
 
 import math
-from collections.abc import Container, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,18 @@ import numpy as np
 from likethat.data.check import Problem, Progress, Report, examine, make_report, map_in_threads
 from likethat.data.dataset import PARTS, DataSet, Sample
 from likethat.data.decode import View, to_input
-from likethat.data.journal import Journal, Row, header_of, journal_of, read_rows, stamp_of
+from likethat.data.journal import (
+    Journal,
+    Row,
+    header_of,
+    journal_of,
+    journals_of,
+    read_rows,
+    stamp_of,
+    unchanged,
+    write_together,
+)
+from likethat.distributed import barrier, first_says, is_first, own_part, rank, world
 from likethat.errors import UserError
 from likethat.runtime import check_disk
 
@@ -55,10 +67,18 @@ def load_dataset(
     pixels = decoded.pixels
     if skip_bad:
         bad, dataset = report.bad_paths(), report.without_bad()
-        if cache_file and bad:
-            journal_of(cache_file).unlink(missing_ok=True)  # rows move, so that it would lie
-            pixels = np.load(cache_file, mmap_mode="r+")
-        pixels = _move_together(pixels, [row for row, sample in enumerate(samples) if sample.path not in bad])
+        good = [row for row, sample in enumerate(samples) if sample.path not in bad]
+        if cache_file is None:
+            _move_together(pixels, good)
+        elif bad:
+            if is_first():
+                _remove_journals(cache_file)  # rows move, so that they would lie
+                moved = np.load(cache_file, mmap_mode="r+")
+                _move_together(moved, good)
+                moved.flush()
+            barrier()
+            pixels = np.load(cache_file, mmap_mode="c")
+        pixels = pixels[: len(good)]
     starts = np.cumsum([len(dataset.part(part)) for part in PARTS])[:-1]
     return LoadedDataSet(dataset, dict(zip(PARTS, np.split(pixels, starts), strict=True)), report)
 
@@ -73,11 +93,12 @@ def decode_samples(
     progress: Progress | None = None,
 ) -> DecodedImages:
     """The samples cropped and resized to `size_hw`; with `cache_file` (a .npy file) the pixels stay on disk, and a call
-    that is stopped or killed leaves what is done to the next."""
+    that is stopped or killed leaves what is done to the next. Processes that share the work fill one file together."""
     shape = (len(samples), *size_hw, 3)
     if cache_file is None:
         pixels = _allocate(shape)
-        rows = [row for _, row in _decode_rows(pixels, root, samples, (), workers, progress)]
+        wanted = range(len(samples))
+        rows = [row for _, row in _decode_rows(pixels.__setitem__, wanted, root, samples, size_hw, workers, progress)]
         return DecodedImages(pixels, *_told(rows))
 
     rows = _decode_to_file(cache_file, shape, root, samples, workers, progress)
@@ -95,66 +116,93 @@ def _decode_to_file(
 ) -> list[Row]:
     """Goes on where an earlier call was stopped or killed: what is done, of unchanged files, is not read again."""
     header = header_of(samples, shape)
-    known = read_rows(cache_file, root, samples, header)
+    wanted = first_says(_open_cache(cache_file, shape, header, root, samples) if is_first() else [])
+    own = wanted[own_part(len(wanted))]
+    journal = Journal(journal_of(cache_file, rank()), header, goes_on=is_first())
+    known, size = len(samples) - len(wanted), math.prod(shape[1:])
+    start = cache_file.stat().st_size - len(samples) * size
+    # Opened for writing alone, and not mapped: so machines that share a disk write no bytes of each other's.
+    with os.fdopen(os.open(cache_file, os.O_WRONLY | getattr(os, "O_BINARY", 0)), "wb") as file:
+
+        def write(number: int, pixel_HW3: np.ndarray) -> None:
+            file.seek(start + number * size)
+            file.write(pixel_HW3.tobytes())
+            file.flush()
+
+        def tell(done: int, total: int) -> None:
+            if progress:
+                progress(known + done, known + total)
+
+        try:
+            decoded = _decode_rows(write, own, root, samples, (shape[1], shape[2]), workers, tell)
+            for done, (number, row) in enumerate(decoded, start=1):
+                journal.add(number, row)
+                if done % WRITE_DOWN == 0:
+                    os.fsync(file.fileno())
+                    journal.flush()
+        finally:
+            os.fsync(file.fileno())
+            journal.close()
+    barrier()
+    rows = read_rows([journal_of(cache_file, process) for process in range(world())], header)
+    barrier()  # nobody changes what another still reads
+    return [rows[number] for number in range(len(samples))]
+
+
+def _open_cache(
+    cache_file: Path, shape: tuple[int, ...], header: str, root: Path, samples: Sequence[Sample]
+) -> list[int]:
+    """Makes the file and its journal where there are none; gives the numbers of the rows still to be filled."""
+    cache_file.parent.mkdir(parents=True, exist_ok=True)
+    journals = journals_of(cache_file)
+    known = unchanged(read_rows(journals, header), root, samples) if cache_file.is_file() else {}
     if not known:
-        cache_file.parent.mkdir(parents=True, exist_ok=True)
         remove_cache(cache_file)
         check_disk(cache_file.parent, math.prod(shape), "pixels")
-    # A new file is one of zeros.
-    pixels = np.lib.format.open_memmap(cache_file, mode="r+" if known else "w+", dtype=np.uint8, shape=shape)
-    journal, unwritten = Journal(cache_file, header, goes_on=bool(known)), 0
-
-    def write_down() -> None:
-        pixels.flush()
-        journal.flush()
-
-    try:
-        for number, row in _decode_rows(pixels, root, samples, known, workers, progress):
-            journal.add(number, row)
-            known[number] = row
-            unwritten += 1
-            if unwritten % WRITE_DOWN == 0:
-                write_down()
-    finally:
-        write_down()
-        journal.close()
-    return [known[number] for number in range(len(samples))]
+        np.lib.format.open_memmap(cache_file, mode="w+", dtype=np.uint8, shape=shape)  # of zeros
+    if not known or len(journals) > 1:
+        write_together(cache_file, header, known)
+    return [number for number in range(len(samples)) if number not in known]
 
 
 def remove_cache(cache_file: Path) -> None:
     """The pixels and what is known of them."""
-    journal_of(cache_file).unlink(missing_ok=True)
-    cache_file.unlink(missing_ok=True)
+    if cache_file.parent.is_dir():
+        _remove_journals(cache_file)
+        cache_file.unlink(missing_ok=True)
+
+
+def _remove_journals(cache_file: Path) -> None:
+    for journal in journals_of(cache_file):
+        journal.unlink()
 
 
 def _decode_rows(
-    pixels: np.ndarray,
+    write: Callable[[int, np.ndarray], None],
+    wanted: Sequence[int],
     root: Path,
     samples: Sequence[Sample],
-    known: Container[int],
+    size_hw: tuple[int, int],
     workers: int | None,
     progress: Progress | None,
 ) -> Iterator[tuple[int, Row]]:
-    """Fills the rows that are not known, in order."""
-    size_hw = (pixels.shape[1], pixels.shape[2])
-    wanted = [number for number in range(len(samples)) if number not in known]
+    """The rows that are wanted, in order, each when its pixels are written."""
 
-    def decode(number: int) -> Row:
+    def decode(number: int) -> tuple[np.ndarray, Row]:
         sample, view = samples[number], None
         stamp = stamp_of(root / sample.path)  # before the file is read: a change in between is then seen later
         examined = examine(root, sample)
+        pixel_HW3 = np.zeros((*size_hw, 3), np.uint8)
         if examined.image:
-            pixels[number], view = to_input(examined.image, sample.box, size_hw)
-        else:
-            pixels[number] = 0
-        return Row(examined.sha256, examined.problem, view, stamp if examined.sha256 else None)
+            pixel_HW3, view = to_input(examined.image, sample.box, size_hw)
+        return pixel_HW3, Row(examined.sha256, examined.problem, view, stamp if examined.sha256 else None)
 
-    done = len(samples) - len(wanted)
-    for number, row in zip(wanted, map_in_threads(decode, wanted, workers), strict=True):
+    found = map_in_threads(decode, wanted, workers)
+    for done, (number, (pixel_HW3, row)) in enumerate(zip(wanted, found, strict=True), start=1):
+        write(number, pixel_HW3)
         yield number, row
-        done += 1
         if progress:
-            progress(done, len(samples))
+            progress(done, len(wanted))
 
 
 def _told(rows: Sequence[Row]) -> tuple[list[str], list[Problem], list[View | None]]:
@@ -175,9 +223,8 @@ def _gigabytes(shape: tuple[int, ...]) -> str:
     return f"{math.prod(shape) / 1e9:.1f} GB"
 
 
-def _move_together(pixels: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-    """The rows given, moved to the front: in place, since a copy may not fit into memory."""
+def _move_together(pixels: np.ndarray, rows: Sequence[int]) -> None:
+    """Moves the rows given to the front: in place, since a copy may not fit into memory."""
     for new, old in enumerate(rows):
         if new != old:
             pixels[new] = pixels[old]
-    return pixels[: len(rows)]

@@ -13,6 +13,7 @@ from PIL import Image
 
 from likethat.data.dataset import PARTS, DataSet, Sample
 from likethat.data.decode import ImageError, read_image
+from likethat.distributed import local_world
 from likethat.errors import UserError
 
 Progress = Callable[[int, int], None]  # files done, files in all
@@ -159,13 +160,14 @@ def _too_few(dataset: DataSet, bad: set[str]) -> list[Problem]:
 def map_in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Iterator[Result]:
-    """Results in order, from one thread per processor unless told; few are under way at any time.
+    """Results in order, from one thread per processor unless told; few are under way at any time. Processes on one
+    machine share its processors.
 
     Pillow lets go of Python's lock while it decodes and resizes, so threads keep the processors busy.
     """
-    workers = workers or len(
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
+    if workers is None:
+        processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        workers = max(1, len(processors) // local_world())
     under_way: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:

@@ -1,12 +1,12 @@
 """Which rows of a pixel cache are done: a line each in a file beside it, so that a killed run need not read its images
-again."""
+again. Processes that fill a cache together have a file each."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,14 @@ class Row:
     stamp: Stamp | None
 
 
-def journal_of(cache_file: Path) -> Path:
-    return cache_file.with_name(f"{cache_file.name}.rows")
+def journal_of(cache_file: Path, process: int = 0) -> Path:
+    return cache_file.with_name(f"{cache_file.name}.rows{process or ''}")
+
+
+def journals_of(cache_file: Path) -> list[Path]:
+    """All that there are, the first process's first."""
+    name = journal_of(cache_file).name
+    return sorted(path for path in cache_file.parent.iterdir() if path.name.startswith(name))
 
 
 def stamp_of(path: Path) -> Stamp | None:
@@ -49,18 +55,18 @@ def header_of(samples: Sequence[Sample], shape: tuple[int, ...]) -> str:
     return json.dumps({"shape": shape, "samples": digest.hexdigest()})
 
 
-def read_rows(cache_file: Path, root: Path, samples: Sequence[Sample], header: str) -> dict[int, Row]:
-    """The rows that are done and whose files have not changed since; none where the cache is of something else."""
+def read_rows(journals: Iterable[Path], header: str) -> dict[int, Row]:
+    """The rows that are done, by what was written last; none of a journal that is of something else."""
     rows: dict[int, Row] = {}
-    try:
-        with journal_of(cache_file).open(encoding="utf-8") as lines:
-            if not cache_file.is_file() or next(lines, "").rstrip("\n") != header:
-                return {}
-            for line in lines:
-                if (parsed := _parse(line)) is not None:
-                    rows[parsed[0]] = parsed[1]
-    except OSError:
-        return {}
+    for journal in journals:
+        with journal.open(encoding="utf-8") as lines:
+            if next(lines, "").rstrip("\n") == header:
+                rows.update(parsed for line in lines if (parsed := _parse(line)) is not None)
+    return rows
+
+
+def unchanged(rows: Mapping[int, Row], root: Path, samples: Sequence[Sample]) -> dict[int, Row]:
+    """Those whose files are as they were."""
     return {
         number: row
         for number, row in rows.items()
@@ -68,11 +74,24 @@ def read_rows(cache_file: Path, root: Path, samples: Sequence[Sample], header: s
     }
 
 
+def write_together(cache_file: Path, header: str, rows: Mapping[int, Row]) -> None:
+    """One journal of these rows takes the place of all that there are."""
+    target = journal_of(cache_file)
+    fresh = Journal(target.with_name(f".{target.name}"), header, goes_on=False)
+    for number, row in rows.items():
+        fresh.add(number, row)
+    fresh.close()
+    os.replace(fresh.path, target)
+    for journal in journals_of(cache_file)[1:]:
+        journal.unlink()
+
+
 class Journal:
     """Lines reach the disk when told; what they speak of must be there before."""
 
-    def __init__(self, cache_file: Path, header: str, *, goes_on: bool) -> None:
-        self.file = journal_of(cache_file).open("a" if goes_on else "w", encoding="utf-8")
+    def __init__(self, path: Path, header: str, *, goes_on: bool) -> None:
+        self.path = path
+        self.file = path.open("a" if goes_on else "w", encoding="utf-8")
         # A line that was cut short by a kill is ended, so that the next one stands alone.
         self.file.write("\n" if goes_on else f"{header}\n")
 
@@ -85,6 +104,7 @@ class Journal:
         os.fsync(self.file.fileno())
 
     def close(self) -> None:
+        self.flush()
         self.file.close()
 
 
