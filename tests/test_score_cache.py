@@ -10,15 +10,16 @@ from conftest import random_images, tiny_model
 from runs import make_tiny_birds
 
 import likethat
-from likethat import pipeline, run_dir
+from likethat import pipeline, prune_run, run_dir
 from likethat.config import resolve
 from likethat.data.loaders import Images, one_view_each
 from likethat.errors import UserError
-from likethat.training import last_layer_problem, score_cache
+from likethat.training import last_layer_problem, prune, score_cache
 from likethat.training.engine import score_images
 from likethat.training.last_layer import kkt_residual, logits_of, objective, solve_last_layer
 from likethat.training.losses import leave_source_out
-from likethat.training.score_cache import cached_scores
+from likethat.training.prune import CachedScores, largest_lambda, refit_last_layer
+from likethat.training.score_cache import cache_scores, cached_scores
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -42,6 +43,34 @@ def test_the_file_holds_the_scores(
         assert score_NP.dtype == torch.float16
         torch.testing.assert_close(score_NP.float(), exact_NP, rtol=1e-3, atol=1e-3)
     assert list(file.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_pruning_from_a_file_is_pruning_from_memory(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores in a file, a few rows at a time: what is kept of them, what is left out of them, logits, solutions."""
+    model, images = tiny_model([3, 1, 2]), random_images(70, 3)
+    layer = model.prototype_layer
+    source_P = torch.tensor([0, 3, 6, 1, 2, 5]) if tied else None
+    data = (images.label_N, layer.class_P, 3, source_P)
+    keep_p, settings = torch.tensor([0, 2, 3, 4, 5]), resolve().train
+    with cached_scores(model, images, None, tmp_path / "none") as score_NP:
+        whole = CachedScores(score_NP.half().float(), *data)
+    monkeypatch.setattr(score_cache, "MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(prune, "BLOCK", 60)
+    monkeypatch.setattr(last_layer_problem, "BLOCK", 60)
+    filed = CachedScores(cache_scores(model, images, None, tmp_path / "scores"), *data, tmp_path)
+    for one, other in ((whole, filed), (whole.select(keep_p), filed.select(keep_p))):
+        assert other.score_NP.dtype == other.fair().score_NP.dtype == torch.float16
+        torch.testing.assert_close(other.score_NP.float(), one.score_NP, rtol=0, atol=0)
+        torch.testing.assert_close(other.fair().score_NP.float(), one.fair().score_NP, rtol=1e-3, atol=1e-3)
+        weight_KP = torch.rand(3, len(one.class_P))
+        torch.testing.assert_close(other.logits(weight_KP), one.score_NP @ weight_KP.T)
+        assert largest_lambda(other, settings) == pytest.approx(largest_lambda(one, settings), rel=2e-3)
+        solutions = [refit_last_layer(scores, None, settings) for scores in (one, other)]
+        assert solutions[1].objective == pytest.approx(solutions[0].objective, rel=2e-3)
+    torch.testing.assert_close(filed.logits(torch.ones(3, 5), keep_p), whole.score_NP[:, keep_p] @ torch.ones(5, 3))
 
 
 def test_a_file_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +109,7 @@ def test_blocks_of_any_size_have_the_same_optimum(rows: int, tmp_path: Path, mon
 
 
 def test_a_run_is_trained_from_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With neither pixels nor scores in memory; nothing of them is left."""
+    """And pruned, with neither pixels nor scores in memory; nothing of them is left."""
     monkeypatch.setattr(pipeline, "MEMORY_SHARE", 0.0)
     monkeypatch.setattr(score_cache, "MEMORY_SHARE", 0.0)
     monkeypatch.setattr(last_layer_problem, "BLOCK", 100)
@@ -90,4 +119,10 @@ def test_a_run_is_trained_from_files_alone(tmp_path: Path, monkeypatch: pytest.M
     (solved,) = [record for record in run_dir.read_metrics(tmp_path / "run") if record["stage"] == "last_layer"]
     assert solved["kkt_residual"] <= 1e-5
     assert 0 <= solved["train"]["accuracy"] <= 1
-    assert not [*(tmp_path / "run").rglob("scores*"), *(tmp_path / "run").rglob("pixels*")]
+    monkeypatch.setattr(prune, "BLOCK", 50)
+    pruned = prune_run.prune(tmp_path / "run", tmp_path / "pruned", keep_one=True, device="cpu")
+    assert pruned["kkt_residual"] <= 1e-5
+    prune_run.prune(tmp_path / "run", tmp_path / "sparse", budget=8, device="cpu")
+    for made in ("scores*", "pixels*", "tmp*"):
+        assert not list(tmp_path.rglob(made))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["birds", "pruned", "run", "sparse"]

@@ -46,7 +46,7 @@ class Pruned:
     settings: TrainConfig  # with the lambda that the solution belongs to
 
     def logits(self, part: str) -> Tensor:
-        return self.member.scores[part].score_NP[:, self.keep_p] @ self.solution.weight_KP.T
+        return self.member.scores[part].logits(self.solution.weight_KP, self.keep_p)
 
 
 def prune(
@@ -109,12 +109,12 @@ def _prune_by_rule(member: Member, threshold: int, keep_one: bool) -> Pruned:
 def _prune_to_budget(members: Sequence[Member], budget: int, display: Display) -> tuple[list[Pruned], dict[str, Any]]:
     """One lambda for all members, chosen on validation."""
     settings = [member.record.config.train for member in members]
-    train = [member.scores["train"] for member in members]
+    train = [member.scores["train"].fair() for member in members]
     lambdas = path_lambdas(max(map(largest_lambda, train, settings)))
     paths = []
     with display.task("path over lambda") as advance:
         for number, (scores, own) in enumerate(zip(train, settings, strict=True)):
-            data = (scores.fair_scores(), scores.label_N, scores.class_P, scores.num_classes)
+            data = (scores.score_NP, scores.label_N, scores.class_P, scores.num_classes)
             paths.append(solve_path(*data, lambdas, ridge=own.ridge))
             advance(number + 1, len(members))
     steps = [
@@ -144,7 +144,7 @@ def _measure(pruned: Sequence[Pruned]) -> dict[str, float]:
 def _describe(pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]:
     """The line of metrics.jsonl about these members together."""
     members = [part.member for part in pruned]
-    before_NK = torch.stack([m.scores["val"].score_NP @ m.weight_KP.T for m in members]).sum(0)
+    before_NK = torch.stack([m.scores["val"].logits(m.weight_KP) for m in members]).sum(0)
     removed = dict.fromkeys(members[0].dataset.classes, 0)
     for part in pruned:
         kept = set(part.keep_p.tolist())

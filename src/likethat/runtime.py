@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from likethat.distributed import local_rank, world
 from likethat.errors import Interrupted, UserError
@@ -102,6 +102,12 @@ def physical_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 8 * 1024**3
+
+
+def open_to_fill(file: Path) -> BinaryIO:
+    """An existing file, to write some of it in place. It is neither mapped nor readable: so that machines that share a
+    disk, each with a part of the file, write no bytes of each other's."""
+    return os.fdopen(os.open(file, os.O_WRONLY | getattr(os, "O_BINARY", 0)), "wb")
 
 
 def check_disk(folder: Path, needed: int, what: str) -> None:

@@ -23,9 +23,10 @@ from likethat.pipeline import Prepared, make_record, prepare
 from likethat.progress import Display
 from likethat.run_data import with_labels_of
 from likethat.run_dir import RunRecord
-from likethat.training.engine import last_layer_images, score_images
+from likethat.training.engine import last_layer_images
 from likethat.training.nearest import nearest_patches
 from likethat.training.prune import CachedScores
+from likethat.training.score_cache import cache_scores
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ def open_member(
         # As in training: the last layer learns from views, and tied prototypes do not judge what they were cut from.
         scored = last_layer_images(images, record.config) if part == "train" else images
         with display.task(f"scores of the {part} images") as advance:
-            score_NP = score_images(network, scored, advance)
+            score_NP = cache_scores(network, scored, None, scratch / f"scores{number}{part}.f16", advance)
         unfair = source_P if part == "train" and record.config.train.tie else None
-        scores[part] = CachedScores(score_NP, images.label_N, class_P, network.num_classes, unfair)
+        scores[part] = CachedScores(score_NP, images.label_N, class_P, network.num_classes, unfair, scratch)
     nearest_Pk = None
     if nearest is not None:
         with display.task("nearest training images") as advance:

@@ -24,7 +24,7 @@ from likethat.data.journal import (
 )
 from likethat.distributed import barrier, first_says, is_first, own_part, rank, world
 from likethat.errors import UserError
-from likethat.runtime import check_disk
+from likethat.runtime import check_disk, open_to_fill
 
 WRITE_DOWN = 1000  # images after which those done are safe even from a loss of power
 
@@ -121,8 +121,7 @@ def _decode_to_file(
     journal = Journal(journal_of(cache_file, rank()), header, goes_on=is_first())
     known, size = len(samples) - len(wanted), math.prod(shape[1:])
     start = cache_file.stat().st_size - len(samples) * size
-    # Opened for writing alone, and not mapped: so machines that share a disk write no bytes of each other's.
-    with os.fdopen(os.open(cache_file, os.O_WRONLY | getattr(os, "O_BINARY", 0)), "wb") as file:
+    with open_to_fill(cache_file) as file:
 
         def write(number: int, pixel_HW3: np.ndarray) -> None:
             file.seek(start + number * size)

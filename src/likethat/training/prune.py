@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,7 +13,9 @@ from torch import Tensor
 from likethat.config import TrainConfig
 from likethat.errors import UserError
 from likethat.training.last_layer import LastLayerSolution, solve_last_layer
+from likethat.training.last_layer_problem import make_problem
 from likethat.training.losses import leave_source_out
+from likethat.training.score_cache import BLOCK, make_file, map_file
 
 NEAREST, THRESHOLD = 6, 3  # the paper's k and tau
 MARGIN = 3e-5  # above the largest gradient; the solver leaves errors of 1e-5
@@ -27,19 +31,49 @@ class CachedScores:
     class_P: Tensor
     num_classes: int
     source_P: Tensor | None  # the image each prototype was cut from, where it must not judge that image
+    scratch: Path | None = None  # where files may be made; scores that are in one are float16
 
     def select(self, keep_p: Tensor) -> CachedScores:
         """With these prototypes only."""
         source_p = None if self.source_P is None else self.source_P[keep_p]
-        return CachedScores(self.score_NP[:, keep_p], self.label_N, self.class_P[keep_p], self.num_classes, source_p)
+        score_Np = self._made(len(keep_p), lambda _, score_bP: score_bP[:, keep_p])
+        return replace(self, score_NP=score_Np, class_P=self.class_P[keep_p], source_P=source_p)
 
-    def fair_scores(self) -> Tensor:
+    def fair(self) -> CachedScores:
         """What the last layer learns from, as in training."""
         if self.source_P is None:
-            return self.score_NP
-        own_KP = torch.arange(self.num_classes, device=self.class_P.device)[:, None] == self.class_P
-        image_N1 = torch.arange(len(self.score_NP), device=self.score_NP.device)[:, None]
-        return leave_source_out(self.score_NP, image_N1, self.source_P, own_KP)
+            return self
+        source_P, own_KP = self.source_P, torch.arange(self.num_classes).to(self.class_P)[:, None] == self.class_P
+        score_NP = self._made(
+            len(source_P), lambda image_b, score_bP: leave_source_out(score_bP, image_b[:, None], source_P, own_KP)
+        )
+        return replace(self, score_NP=score_NP, source_P=None)
+
+    def logits(self, weight_Kp: Tensor, keep_p: Tensor | None = None) -> Tensor:
+        """N x K, of these prototypes or all."""
+        blocks = [(score_bP if keep_p is None else score_bP[:, keep_p]) @ weight_Kp.T for _, score_bP in self._blocks()]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some images and their scores after others, ready for arithmetic; all at once where there are few."""
+        device, rows = self.label_N.device, max(1, BLOCK // self.score_NP.shape[1])
+        for image_b, score_bP in zip(
+            torch.arange(len(self.score_NP), device=device).split(rows), self.score_NP.split(rows), strict=True
+        ):
+            yield image_b, score_bP.to(device, torch.promote_types(score_bP.dtype, torch.float32))
+
+    def _made(self, prototypes: int, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Other scores, kept as these are."""
+        count = len(self.score_NP)
+        if self.score_NP.dtype == torch.float16:
+            file = Path(tempfile.mkdtemp(dir=self.scratch)) / "scores.f16"
+            make_file(file, count, prototypes)
+            made_Np = map_file(file, count, prototypes)
+        else:
+            made_Np = self.score_NP.new_empty(count, prototypes)
+        for image_b, score_bP in self._blocks():
+            made_Np[int(image_b[0]) : int(image_b[-1]) + 1] = change(image_b, score_bP).to(made_Np)
+        return made_Np
 
 
 def own_neighbours(image_Pk: Tensor, label_N: Tensor, class_P: Tensor) -> Tensor:
@@ -72,7 +106,7 @@ def prototypes_to_keep(
 def refit_last_layer(scores: CachedScores, start_KP: Tensor | None, settings: TrainConfig) -> LastLayerSolution:
     """With the run's own lambda and ridge; without a start, the same from whatever weights there were before."""
     return solve_last_layer(
-        scores.fair_scores(),
+        scores.fair().score_NP,
         scores.label_N,
         scores.class_P,
         scores.num_classes,
@@ -93,14 +127,13 @@ def largest_lambda(scores: CachedScores, settings: TrainConfig) -> float:
     Zero is optimal for a connection while the gradient there is no larger than lambda; so: the largest gradient
     once the own-class connections are optimal by themselves. No gradient exceeds the largest score.
     """
-    score_NP = scores.fair_scores()
-    data = (score_NP, scores.label_N, scores.class_P, scores.num_classes)
-    alone = solve_last_layer(*data, lam=1 + float(score_NP.abs().max()), ridge=settings.ridge)
-    error_NK = (score_NP.to(alone.weight_KP) @ alone.weight_KP.T).softmax(1)
-    error_NK[torch.arange(len(error_NK)), scores.label_N] -= 1
-    gradient_KP = error_NK.T @ score_NP.to(error_NK) / len(error_NK)
-    other_KP = scores.class_P != torch.arange(scores.num_classes, device=scores.class_P.device)[:, None]
-    return float((gradient_KP * other_KP).abs().max()) + MARGIN
+    data = (scores.fair().score_NP, scores.label_N, scores.class_P, scores.num_classes)
+    problem = make_problem(*data, lam=0.0, ridge=settings.ridge)
+    largest = max(float(score_bP.abs().max()) for _, score_bP in problem.blocks())
+    alone = solve_last_layer(*data, lam=1 + largest, ridge=settings.ridge)
+    error_NK = problem.logits(alone.weight_KP).softmax(1) - problem.target_NK
+    gradient_KP = problem.weighted(error_NK) / len(error_NK)
+    return float((gradient_KP * ~problem.own_KP).abs().max()) + MARGIN
 
 
 @dataclass(frozen=True)

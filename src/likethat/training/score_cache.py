@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +10,15 @@ import torch
 from torch import Tensor
 
 from likethat.data.loaders import Images
-from likethat.distributed import any_process, join, local_world
+from likethat.distributed import any_process, barrier, is_first, local_world, world
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
-from likethat.runtime import check_disk, physical_memory
-from likethat.training.engine import own_batches_of, score_images
+from likethat.runtime import check_disk, open_to_fill, physical_memory
+from likethat.training.engine import own_batches_of, score_images, scores_of
 from likethat.training.losses import leave_source_out
 
 MEMORY_SHARE = 0.25  # of the device's memory that the scores may take
+BLOCK = 2**24  # of them are worked on at a time
 
 
 @contextlib.contextmanager
@@ -26,27 +26,50 @@ def cached_scores(
     model: ProtoPNet, images: Images, source_P: Tensor | None, file: Path, advance: Advance | None = None
 ) -> Iterator[Tensor]:
     """The similarity scores of every image, N x P, for the last layer to learn from. With `source_P` (the image each
-    prototype was cut from) no prototype judges its own image.
+    prototype was cut from) no prototype judges its own image. `file` is gone afterwards."""
+    try:
+        yield cache_scores(model, images, source_P, file, advance)
+        barrier()  # every process has done with it
+    finally:
+        if is_first():
+            _remove(file)
 
-    `file` is made where they would take too much memory, and is gone afterwards. Rounding to float16 changes a score by
-    a two-thousandth of itself at most; the solver takes it block by block.
-    """
+
+def cache_scores(
+    model: ProtoPNet, images: Images, source_P: Tensor | None, file: Path, advance: Advance | None = None
+) -> Tensor:
+    """`file` is made where the scores would take too much memory; processes fill it together. Rounding to float16
+    changes a score by a two-thousandth of itself at most; the solver takes it block by block."""
     count, prototypes = len(images), len(model.prototype_layer.class_P)
     if not any_process(4 * count * prototypes > MEMORY_SHARE * _memory(images.device)):
         score_NP = score_images(model, images, advance)
-        yield score_NP if source_P is None else _fair(model, score_NP, torch.arange(count), source_P)
-        return
+        if source_P is not None:
+            rows = max(1, BLOCK // prototypes)
+            for image_b, score_bP in zip(torch.arange(count).split(rows), score_NP.split(rows), strict=True):
+                score_bP.copy_(_fair(model, score_bP, image_b, source_P))
+        return score_NP
+    if is_first():
+        make_file(file, count, prototypes)
+    barrier()
+    _fill(file, model, images, source_P, advance)
+    barrier()
+    score_NP = map_file(file, count, prototypes)
+    if world() == 1:
+        _remove(file)  # the memory stays mapped, and nothing is left behind by a process that is killed
+    return score_NP
+
+
+def make_file(file: Path, count: int, prototypes: int) -> None:
+    """Of float16 zeros."""
     file.parent.mkdir(parents=True, exist_ok=True)
     check_disk(file.parent, 2 * count * prototypes, "scores of the images")
-    file = file.with_name(f"{file.name}.{os.getpid()}")  # processes that share a run have one each
-    try:
-        flat = torch.from_file(str(file), shared=True, size=count * prototypes, dtype=torch.float16)
-        _remove(file)  # the memory stays mapped, and nothing is left behind by a process that is killed
-        score_NP = flat.view(count, prototypes)
-        _fill(score_NP, model, images, source_P, advance)
-        yield score_NP
-    finally:
-        _remove(file)
+    with file.open("wb") as made:
+        made.truncate(2 * count * prototypes)
+
+
+def map_file(file: Path, count: int, prototypes: int) -> Tensor:
+    flat = torch.from_file(str(file), shared=True, size=count * prototypes, dtype=torch.float16)
+    return flat.view(count, prototypes)
 
 
 def _remove(file: Path) -> None:
@@ -55,16 +78,15 @@ def _remove(file: Path) -> None:
 
 
 @torch.no_grad()
-def _fill(score_NP: Tensor, model: ProtoPNet, images: Images, source_P: Tensor | None, advance: Advance | None) -> None:
+def _fill(file: Path, model: ProtoPNet, images: Images, source_P: Tensor | None, advance: Advance | None) -> None:
     model.eval()
-    layer = model.prototype_layer
-    for index_B, x_B3HW, _ in own_batches_of(images, advance):
-        blocks = [distance_BpHW.flatten(2).amin(2) for _, distance_BpHW in layer.in_blocks(model.latent(x_B3HW))]
-        score_BP = layer.similarity.of_distance(torch.cat(blocks, 1))
-        if source_P is not None:
-            score_BP = _fair(model, score_BP, index_B, source_P)
-        score_NP[index_B] = score_BP.cpu().half()
-    join(score_NP)
+    with open_to_fill(file) as filled:
+        for index_B, x_B3HW, _ in own_batches_of(images, advance):
+            score_BP = scores_of(model, x_B3HW)
+            if source_P is not None:
+                score_BP = _fair(model, score_BP, index_B, source_P)
+            filled.seek(int(index_B[0]) * 2 * score_BP.shape[1])
+            filled.write(score_BP.cpu().half().numpy().tobytes())
 
 
 def _fair(model: ProtoPNet, score_BP: Tensor, image_B: Tensor, source_P: Tensor) -> Tensor:
