@@ -26,6 +26,7 @@ from torch import Tensor
 
 from likethat.errors import UserError
 from likethat.training.last_layer_problem import (
+    Point,
     Problem,
     exact_matmul,
     gradient_of,
@@ -82,8 +83,8 @@ def solve_last_layer(
     start_KP = problem.own_KP if start_KP is None else start_KP
     if start_KP.shape != problem.own_KP.shape:
         raise UserError(f"start weights have shape {tuple(start_KP.shape)}; give {tuple(problem.own_KP.shape)}")
-    with exact_matmul(problem.target_NK.device.type):
-        return _solve(problem, start_KP.to(problem.target_NK), tol, max_iterations)
+    with exact_matmul(problem.penalty_KP.device.type):
+        return _solve(problem, start_KP.to(problem.penalty_KP), tol, max_iterations)
 
 
 def solve_path(
@@ -107,11 +108,12 @@ def solve_path(
     return path
 
 
-def logits_of(weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor) -> Tensor:
-    """N x K, for scores of any precision, in memory or in a file."""
+def predict(weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor) -> Tensor:
+    """The class of each image, for scores of any precision, in memory or in a file."""
     problem = make_problem(score_NP, label_N, class_P, len(weight_KP), 0.0, RIDGE)
-    with exact_matmul(problem.target_NK.device.type):
-        return problem.logits(weight_KP.to(problem.target_NK))
+    with exact_matmul(problem.penalty_KP.device.type):
+        point = problem.at(weight_KP.to(problem.penalty_KP))
+        return torch.cat([point.logits(rows, score_bP).argmax(1) for rows, score_bP in problem.blocks()])
 
 
 def objective(
@@ -119,9 +121,8 @@ def objective(
 ) -> float:
     """The value that `solve_last_layer` minimises, at the given weights."""
     problem = make_problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
-    weight_KP = weight_KP.to(problem.target_NK)
-    with exact_matmul(problem.target_NK.device.type):
-        return objective_of(problem, weight_KP, problem.logits(weight_KP))
+    with exact_matmul(problem.penalty_KP.device.type):
+        return objective_of(problem, problem.at(weight_KP.to(problem.penalty_KP)))
 
 
 def kkt_residual(
@@ -133,20 +134,30 @@ def kkt_residual(
     that are not zero, and the excess of |g| over lam (0 if there is none) for those that are.
     """
     problem = make_problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
-    weight_KP = weight_KP.to(problem.target_NK)
-    with exact_matmul(problem.target_NK.device.type):
-        return residual_of(problem, weight_KP, problem.logits(weight_KP))
+    with exact_matmul(problem.penalty_KP.device.type):
+        return residual_of(problem, problem.at(weight_KP.to(problem.penalty_KP)))
 
 
-def _metric(problem: Problem, prob_NK: Tensor) -> _Metric:
-    spread_NK = prob_NK * (1 - prob_NK) / len(prob_NK)
-    mass_K1 = spread_NK.T.sum(1, keepdim=True).clamp_min(1e-9)
-    total_KP, square_KP = problem.moments(spread_NK)
+def _metric(problem: Problem, point: Point) -> _Metric:
+    count = len(problem.label_N)
+    sums: list[Tensor] = []
+    for rows, score_bP in problem.blocks():
+        prob_bK = point.probabilities(rows, point.logits(rows, score_bP))
+        spread_Kb = (prob_bK * (1 - prob_bK) / count).T
+        new = (
+            spread_Kb.sum(1, keepdim=True),
+            spread_Kb @ score_bP,
+            spread_Kb @ score_bP.square(),
+            prob_bK.T @ prob_bK,
+        )
+        sums = [one + other for one, other in zip(sums, new, strict=True)] if sums else [*new]
+    mass_K1, total_KP, square_KP, product_KK = sums
+    mass_K1 = mass_K1.clamp_min(1e-9)
     mean_KP = total_KP / mass_K1
     # The floor keeps the metric positive where rounding eats the variance (a prototype with almost constant scores).
     variance_KP = torch.maximum(square_KP - mass_K1 * mean_KP.square(), 1e-2 * square_KP) + 1e-8
     # diag(p) - p p^T as a graph Laplacian (rows sum to zero), which rounding cannot make indefinite.
-    edge_KK = wide(prob_NK.T @ prob_NK / len(prob_NK)).fill_diagonal_(0)
+    edge_KK = wide(product_KK / count).fill_diagonal_(0)
     return _Metric(variance_KP, mean_KP, edge_KK.sum(1).diag() - edge_KK)
 
 
@@ -199,61 +210,62 @@ def _proximal_step(
 
 
 def _solve(problem: Problem, weight_KP: Tensor, tol: float, max_iterations: int) -> LastLayerSolution:
-    logits_NK = problem.logits(weight_KP)
-    value, residual = objective_of(problem, weight_KP, logits_NK), residual_of(problem, weight_KP, logits_NK)
-    point_KP, point_logits_NK = weight_KP, logits_NK  # where momentum has carried us
+    best = point = problem.at(weight_KP)  # `point` is where momentum has carried us
+    value, residual = objective_of(problem, best), residual_of(problem, best)
     shift_K = wide(torch.zeros_like(weight_KP[:, 0]))
     step_residual, momentum, scale = residual, 1.0, 1.0
     refresh_at, refresh_gap = 0, 2
     iteration, epsilon = 0, torch.finfo(weight_KP.dtype).eps
     while residual > tol and iteration < max_iterations and scale < _MAX_SCALE:
-        prob_NK = point_logits_NK.softmax(1)
-        gradient_KP = gradient_of(problem, point_KP, prob_NK)
+        gradient_KP = gradient_of(problem, point)
         step_tol = max(0.1 * tol, 1e-3 * step_residual)
         if iteration == refresh_at:
-            metric, scale = _metric(problem, prob_NK), min(scale, 30.0)  # an old metric's scale says little now
+            metric, scale = _metric(problem, point), min(scale, 30.0)  # an old metric's scale says little now
             refresh_at, refresh_gap = iteration + refresh_gap, min(2 * refresh_gap, _REFRESH)
         iteration += 1
         while scale < _MAX_SCALE:
-            new_KP = _proximal_step(problem, metric, scale, point_KP, gradient_KP, shift_K, step_tol)
-            new_logits_NK = problem.logits(new_KP)
-            step_KP = new_KP - point_KP
+            new = problem.at(_proximal_step(problem, metric, scale, point.weight_KP, gradient_KP, shift_K, step_tol))
+            step_KP = new.weight_KP - point.weight_KP
             shift_K = wide((metric.mean_KP * step_KP).sum(1))
             force_K = metric.coupling_KK @ shift_K
             model = 0.5 * float((metric.diagonal_KP * step_KP.square()).sum()) + 0.5 * float(shift_K @ force_K)
-            change, rounding = _curvature(prob_NK, new_logits_NK - point_logits_NK)
+            change, rounding = _curvature(problem, point, new)
             if change <= scale * model + epsilon * rounding:
                 break
             scale *= min(max(1.5, change / max(scale * model, 1e-30)), 10.0) if math.isfinite(change) else 10.0
-        new_value = objective_of(problem, new_KP, new_logits_NK)
+        new_value = objective_of(problem, new)
         if new_value > value + 10 * epsilon * abs(value):
             # Momentum, or a step spoilt by rounding, led uphill: go back, and from there take shorter steps.
             scale = scale if momentum > 1 else 10 * scale
-            momentum, point_KP, point_logits_NK = 1.0, weight_KP, logits_NK
+            momentum, point = 1.0, best
             continue
         # A subgradient at `new`, but for the change of the gradient since `point`.
         metric_step_KP = metric.diagonal_KP * step_KP + metric.mean_KP * force_K[:, None].to(step_KP)
         pseudo_KP = -(scale * metric_step_KP + problem.ridge * step_KP)
-        moved_KP = new_KP - weight_KP
-        if float((pseudo_KP * moved_KP).sum()) > 0:  # momentum points uphill: restart it
-            momentum, point_KP, point_logits_NK = 1.0, new_KP, new_logits_NK
+        if float((pseudo_KP * (new.weight_KP - best.weight_KP)).sum()) > 0:  # momentum points uphill: restart it
+            momentum, point = 1.0, new
         else:
             next_momentum = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
             carry, momentum = (momentum - 1) / next_momentum, next_momentum
-            point_KP = new_KP + carry * moved_KP
-            point_logits_NK = new_logits_NK + carry * (new_logits_NK - logits_NK)
-        weight_KP, logits_NK, value = new_KP, new_logits_NK, new_value
+            point = new.beyond(best, carry)
+        best, value = new, new_value
         scale = max(0.9 * scale, min(scale, 1.2 * change / max(model, 1e-30)))
         step_residual = float(pseudo_KP.abs().max())
         if step_residual <= tol:
-            residual = residual_of(problem, weight_KP, logits_NK)
-    others = int(((weight_KP != 0) & ~problem.own_KP).sum())
-    return LastLayerSolution(weight_KP, value, residual_of(problem, weight_KP, logits_NK), iteration, others)
+            residual = residual_of(problem, best)
+    others = int(((best.weight_KP != 0) & ~problem.own_KP).sum())
+    return LastLayerSolution(best.weight_KP, value, residual_of(problem, best), iteration, others)
 
 
-def _curvature(prob_NK: Tensor, move_NK: Tensor) -> tuple[float, float]:
-    """How far the mean cross entropy rises above its tangent when the logits move, and the size of its terms."""
-    # log sum_k p_k exp(move_k - mean move): unlike a difference of two losses, free of cancellation.
-    centred_NK = move_NK - (prob_NK * move_NK).sum(1, keepdim=True)
-    rise = torch.log1p((prob_NK * torch.expm1(centred_NK)).sum(1)).mean()
-    return float(rise), float((prob_NK * centred_NK.abs()).sum(1).mean())
+def _curvature(problem: Problem, point: Point, new: Point) -> tuple[float, float]:
+    """How far the mean cross entropy rises above its tangent between two points, and the size of its terms."""
+    rise = size = 0.0
+    for rows, score_bP in problem.blocks():
+        logits_bK = point.logits(rows, score_bP)
+        prob_bK, move_bK = point.probabilities(rows, logits_bK), new.logits(rows, score_bP) - logits_bK
+        # log sum_k p_k exp(move_k - mean move): unlike a difference of two losses, free of cancellation.
+        centred_bK = move_bK - (prob_bK * move_bK).sum(1, keepdim=True)
+        share = len(score_bP) / len(problem.label_N)
+        rise += share * float(torch.log1p((prob_bK * torch.expm1(centred_bK)).sum(1)).mean())
+        size += share * float((prob_bK * centred_bK.abs()).sum(1).mean())
+    return rise, size

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,46 +22,56 @@ class Problem:
     """The objective of `last_layer` on the scores of N images.
 
     The scores may have another precision or device than the arithmetic, such as float16 in a file; then they are
-    converted block by block, and never all of them are in memory.
+    converted block by block, and nothing that grows with the images is in memory but their labels and losses.
     """
 
     score_NP: Tensor
     label_N: Tensor
-    target_NK: Tensor  # one-hot labels, in the precision and on the device of the arithmetic
     own_KP: Tensor
-    penalty_KP: Tensor  # lam, and 0 for own-class weights
+    penalty_KP: Tensor  # lam, and 0 for own-class weights; in the precision and on the device of the arithmetic
     ridge: float
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether arithmetic takes the scores as they are, all at once."""
+        return (self.score_NP.dtype, self.score_NP.device) == (self.penalty_KP.dtype, self.penalty_KP.device)
+
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Some images' scores after others', ready for arithmetic; all at once where they are that already."""
+        """Some images' scores after others', ready for arithmetic."""
         count, prototypes = self.score_NP.shape
-        ready = (self.score_NP.dtype, self.score_NP.device) == (self.target_NK.dtype, self.target_NK.device)
-        size = count if ready else max(1, BLOCK // (prototypes * self.target_NK.element_size()))
+        size = count if self.is_ready else max(1, BLOCK // (prototypes * self.penalty_KP.element_size()))
         for first in range(0, count, size):
             rows = slice(first, min(first + size, count))
-            yield rows, self.score_NP[rows].to(self.target_NK)
+            yield rows, self.score_NP[rows].to(self.penalty_KP)
 
-    def logits(self, weight_KP: Tensor) -> Tensor:
-        """N x K."""
-        blocks = [score_bP @ weight_KP.T for _, score_bP in self.blocks()]
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    def at(self, weight_KP: Tensor) -> Point:
+        return Point(weight_KP, self.score_NP @ weight_KP.T if self.is_ready else None)
 
-    def moments(self, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums over the images of the scores and of their squares, under K weights: K x P each."""
-        first_KP = square_KP = torch.zeros(())
-        for number, (rows, score_bP) in enumerate(self.blocks()):
-            weight_Kb = weight_NK[rows].T
-            first, square = weight_Kb @ score_bP, weight_Kb @ score_bP.square()
-            first_KP, square_KP = (first_KP + first, square_KP + square) if number else (first, square)
-        return first_KP, square_KP
 
-    def weighted(self, weight_NK: Tensor) -> Tensor:
-        """The first of the moments alone."""
-        total_KP = torch.zeros(())
-        for number, (rows, score_bP) in enumerate(self.blocks()):
-            product_KP = weight_NK[rows].T @ score_bP
-            total_KP = total_KP + product_KP if number else product_KP
-        return total_KP
+@dataclass(frozen=True)
+class Point:
+    """Weights, and the logits they give where the scores are all in memory; elsewhere these are computed again when
+    they are needed, a block at a time."""
+
+    weight_KP: Tensor
+    logits_NK: Tensor | None
+
+    @cached_property
+    def prob_NK(self) -> Tensor | None:
+        return None if self.logits_NK is None else self.logits_NK.softmax(1)
+
+    def logits(self, rows: slice, score_bP: Tensor) -> Tensor:
+        return score_bP @ self.weight_KP.T if self.logits_NK is None else self.logits_NK[rows]
+
+    def probabilities(self, rows: slice, logits_bK: Tensor) -> Tensor:
+        return logits_bK.softmax(1) if self.prob_NK is None else self.prob_NK[rows]
+
+    def beyond(self, before: Point, carry: float) -> Point:
+        """Farther by this share of the way from the one before."""
+        weight_KP = self.weight_KP + carry * (self.weight_KP - before.weight_KP)
+        if self.logits_NK is None or before.logits_NK is None:
+            return Point(weight_KP, None)
+        return Point(weight_KP, self.logits_NK + carry * (self.logits_NK - before.logits_NK))
 
 
 def make_problem(
@@ -80,8 +91,7 @@ def make_problem(
     device = label_N.device if score_NP.device.type == "cpu" else score_NP.device  # scores in a file are the CPU's
     label_N, class_P = (x.to(device, torch.int64) for x in (label_N, class_P))
     own_KP = class_P[None] == torch.arange(num_classes, device=device)[:, None]
-    target_NK = F.one_hot(label_N, num_classes).to(dtype)
-    problem = Problem(score_NP.detach(), label_N, target_NK, own_KP, (~own_KP).to(dtype) * lam, ridge)
+    problem = Problem(score_NP.detach(), label_N, own_KP, (~own_KP).to(dtype) * lam, ridge)
     if not all(bool(score_bP.isfinite().all()) for _, score_bP in problem.blocks()):
         raise UserError("the similarity scores hold NaN or infinity; check the network that made them")
     return problem
@@ -99,21 +109,36 @@ def exact_matmul(device_type: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def objective_of(problem: Problem, weight_KP: Tensor, logits_NK: Tensor) -> float:
-    loss_N = F.cross_entropy(logits_NK, problem.label_N, reduction="none")
+def objective_of(problem: Problem, point: Point) -> float:
+    losses = [
+        F.cross_entropy(point.logits(rows, score_bP), problem.label_N[rows], reduction="none")
+        for rows, score_bP in problem.blocks()
+    ]
+    loss_N, weight_KP = losses[0] if len(losses) == 1 else torch.cat(losses), point.weight_KP
     away_KP = weight_KP - problem.own_KP.to(weight_KP)
     penalty_K = (problem.penalty_KP * weight_KP.abs() + 0.5 * problem.ridge * away_KP.square()).sum(1)
     return float(wide(loss_N).mean() + wide(penalty_K).sum())
 
 
-def gradient_of(problem: Problem, weight_KP: Tensor, prob_NK: Tensor) -> Tensor:
+def data_gradient_of(problem: Problem, point: Point) -> Tensor:
+    """Gradient of the mean cross entropy."""
+    total_KP = torch.zeros(())
+    for number, (rows, score_bP) in enumerate(problem.blocks()):
+        error_bK = point.probabilities(rows, point.logits(rows, score_bP)).clone()
+        error_bK[torch.arange(len(error_bK)), problem.label_N[rows]] -= 1
+        product_KP = error_bK.T @ score_bP
+        total_KP = total_KP + product_KP if number else product_KP
+    return total_KP / len(problem.label_N)
+
+
+def gradient_of(problem: Problem, point: Point) -> Tensor:
     """Gradient of the smooth terms."""
-    data_KP = problem.weighted(prob_NK - problem.target_NK) / len(prob_NK)
-    return data_KP + problem.ridge * (weight_KP - problem.own_KP.to(weight_KP))
+    weight_KP = point.weight_KP
+    return data_gradient_of(problem, point) + problem.ridge * (weight_KP - problem.own_KP.to(weight_KP))
 
 
-def residual_of(problem: Problem, weight_KP: Tensor, logits_NK: Tensor) -> float:
-    gradient_KP = gradient_of(problem, weight_KP, logits_NK.softmax(1))
+def residual_of(problem: Problem, point: Point) -> float:
+    gradient_KP, weight_KP = gradient_of(problem, point), point.weight_KP
     at_zero_KP = shrink(gradient_KP, problem.penalty_KP)
     elsewhere_KP = gradient_KP + problem.penalty_KP * weight_KP.sign()
     return float(torch.where(weight_KP == 0, at_zero_KP, elsewhere_KP).abs().max())

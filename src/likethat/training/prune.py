@@ -13,7 +13,7 @@ from torch import Tensor
 from likethat.config import TrainConfig
 from likethat.errors import UserError
 from likethat.training.last_layer import LastLayerSolution, solve_last_layer
-from likethat.training.last_layer_problem import make_problem
+from likethat.training.last_layer_problem import data_gradient_of, make_problem
 from likethat.training.losses import leave_source_out
 from likethat.training.score_cache import BLOCK, make_file, map_file
 
@@ -131,8 +131,7 @@ def largest_lambda(scores: CachedScores, settings: TrainConfig) -> float:
     problem = make_problem(*data, lam=0.0, ridge=settings.ridge)
     largest = max(float(score_bP.abs().max()) for _, score_bP in problem.blocks())
     alone = solve_last_layer(*data, lam=1 + largest, ridge=settings.ridge)
-    error_NK = problem.logits(alone.weight_KP).softmax(1) - problem.target_NK
-    gradient_KP = problem.weighted(error_NK) / len(error_NK)
+    gradient_KP = data_gradient_of(problem, problem.at(alone.weight_KP))
     return float((gradient_KP * ~problem.own_KP).abs().max()) + MARGIN
 
 

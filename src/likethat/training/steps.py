@@ -20,13 +20,12 @@ from likethat.models.protopnet import set_latent_width
 from likethat.progress import Display
 from likethat.training.choose import embed_sources, start_from_classifier
 from likethat.training.engine import (
-    accuracy,
     classify_images,
     last_layer_images,
     measure,
     mixed_precision,
 )
-from likethat.training.last_layer import logits_of, solve_last_layer
+from likethat.training.last_layer import predict, solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
 from likethat.training.losses import Costs, classifier_costs, leave_source_out, protopnet_costs
 from likethat.training.phases import Step
@@ -153,7 +152,7 @@ def optimise_last_layer(
             ridge=config.train.ridge,
             start_KP=unsolved_KP,
         )
-        right = accuracy(logits_of(solution.weight_KP, score_NP, train.label_N, class_P), train.label_N)
+        right_N = predict(solution.weight_KP, score_NP, train.label_N, class_P) == train.label_N
     with torch.no_grad():
         model.last_layer.weight.copy_(solution.weight_KP)
     measured = measure(classify_images(model, val), val.label_N)
@@ -163,7 +162,7 @@ def optimise_last_layer(
         "kkt_residual": solution.kkt_residual,
         "iterations": solution.iterations,
         "nonzero_negative": solution.nonzero_negative,
-        "train": {"accuracy": right},
+        "train": {"accuracy": float(right_N.cpu().double().mean())},
         "val": measured,
     }
     progress.metrics.append({**record, "seconds": time.monotonic() - started})
