@@ -19,7 +19,7 @@ from likethat.data.loaders import Images
 from likethat.models.backbone import place
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import create_protopnet
-from likethat.training import choose, score_cache, steps
+from likethat.training import choose, room, score_cache, steps
 from likethat.training import project as project_module
 from likethat.training.choose import start_from_classifier
 from likethat.training.engine import classify_images, score_images
@@ -29,13 +29,14 @@ from likethat.training.parallel import average_gradients, synchronise_norms
 from likethat.training.phases import Step, set_mode, start_stage
 from likethat.training.project import project
 from likethat.training.state import Progress
-from likethat.training.train_step import TrainStep
+from likethat.training.train_step import FreshViews, Source, TrainStep
+from likethat.training.view_maps import cached_view_maps
 
 CLASSES = 3
 BATCHES = torch.arange(42).view(6, 7).flip(1)  # seven pictures a step, so that slices differ in size
 
 
-score_cache.MEMORY_SHARE = 0.0  # scores go to a file
+room.MEMORY_SHARE = 0.0  # scores and feature maps go to a file
 
 
 def make_progress(config: Config) -> Progress:
@@ -54,7 +55,9 @@ def make_images() -> Images:
     return Images(torch.cat([pixel_NHW3, pixel_NHW3]), torch.cat([label_N, label_N]), torch.device("cpu"))
 
 
-def train(progress: Progress, stage: str, images: Images, config: Config) -> dict[str, Tensor]:
+def train(
+    progress: Progress, stage: str, images: Images, config: Config, source: Source | None = None
+) -> dict[str, Tensor]:
     """Steps of plain gradient descent, which does not blow up the last bit of a gradient as Adam does."""
     step = Step(stage)
     module = progress.plain if stage == "classifier" else progress.model
@@ -67,7 +70,8 @@ def train(progress: Progress, stage: str, images: Images, config: Config) -> dic
     def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> dict[str, Tensor]:
         return steps.costs_of_step(progress, step, config, x_B3HW, label_B, image_BV)
 
-    take_step = TrainStep(optimizer, average_gradients(module, costs_of), images, config.augment, print)
+    source = source or FreshViews(images, config.augment)
+    take_step = TrainStep(optimizer, average_gradients(module, costs_of), source, print)
     found = {}
     for number, index_B in enumerate(BATCHES):
         for name, value in take_step(index_B, seed=number).items():
@@ -103,6 +107,10 @@ def work(file: Path) -> dict[str, Tensor]:
     progress.projection = start_from_classifier(progress.model, progress.plain, images, config.train.telling)
     progress.make_teacher()
     found |= with_prefix("exact/source", vars(progress.projection))
+    on_maps = replace(config, train=replace(config.train, warm_views=2))
+    with cached_view_maps(progress.model.backbone, images, on_maps, file, distributed.barrier) as maps:
+        found["exact/view_map_RHWC"] = maps.pixel_NHW3.clone()
+        found |= with_prefix("warm", train(progress, "warm", images, on_maps, maps))
     found |= with_prefix("joint", train(progress, "joint", images, config))
     progress = make_progress(config)
     progress.model.double()  # statistics of few pictures blow up rounding

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from likethat.config import AugmentConfig
 from likethat.data.loaders import Images
 from likethat.training.losses import Costs
-from likethat.training.train_step import TrainStep, compiled
+from likethat.training.train_step import FreshViews, TrainStep, compiled
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
 
@@ -35,7 +35,9 @@ def two_stages(*, compile: bool) -> tuple[list[Tensor], list[Tensor]]:
         first.requires_grad_(not frozen)
         moving = [value for layer in (first, second) for value in layer.parameters() if value.requires_grad]
         optimizer = torch.optim.SGD(moving, lr=0.5)
-        take_step = TrainStep(optimizer, costs_of, make_images(), AugmentConfig(), said.append, compile=compile)
+        take_step = TrainStep(
+            optimizer, costs_of, FreshViews(make_images(), AugmentConfig()), said.append, compile=compile
+        )
         losses += [take_step(torch.arange(6) + 6 * number, seed=number)["loss"] for number in range(2)]
         layers.append(first.weight.detach().clone())
     assert not said, said

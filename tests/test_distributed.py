@@ -120,7 +120,7 @@ def test_passes_over_images_have_the_same_bits(results: tuple[dict[str, torch.Te
     assert bool((nearest_Pk[:, 0] == nearest_Pk[:, 1]).all()), "no ties, so nothing is known about them"
 
 
-@pytest.mark.parametrize(("stage", "tolerance"), [("classifier", 1e-6), ("joint", 1e-4)])
+@pytest.mark.parametrize(("stage", "tolerance"), [("classifier", 1e-6), ("warm", 1e-4), ("joint", 1e-4)])
 def test_steps_are_those_of_the_whole_batch(
     results: tuple[dict[str, torch.Tensor], ...], stage: str, tolerance: float
 ) -> None:

@@ -25,7 +25,7 @@ from likethat.runtime import StopFlag
 
 KILLER = """
 import os, signal, sys
-from likethat.training import steps, fit, state
+from likethat.training import steps, fit, state, view_maps
 from likethat import pipeline
 stage, count = sys.argv[1], int(sys.argv[2])
 def deadly(module, name, wanted):
@@ -43,6 +43,8 @@ if stage in ("classifier", "warm", "joint"):
     deadly(steps, "costs_of_step", in_stage)
 elif stage == "choose":
     deadly(steps, "start_from_classifier", lambda *a: True)
+elif stage == "maps":
+    deadly(view_maps, "view_of", lambda *a: True)
 elif stage == "project":
     deadly(steps, "project", lambda *a: True)
 elif stage == "last_layer":
@@ -65,11 +67,13 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recipes(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Options of runs: both presets, a width that the run chooses, a classifier that is given."""
+    """Options of runs: both presets, a width that the run chooses, a classifier that is given, maps of views."""
     plain = tmp_path_factory.mktemp("plain") / "run"
     likethat("baseline", birds, "--out", plain, *DEFAULT)
     auto = [*DEFAULT, "--backbone", "test_efficientnet", "--latent-width", "auto"]
-    return {"default": DEFAULT, "paper": PAPER, "auto": auto, "given": [*DEFAULT, "--from-classifier", str(plain)]}
+    given = [*DEFAULT, "--from-classifier", str(plain)]
+    maps = [*PAPER, *"--warm-epochs 2 --warm-views 3 --joint-epochs 1".split()]
+    return {"default": DEFAULT, "paper": PAPER, "auto": auto, "given": given, "maps": maps}
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +129,8 @@ def test_same_seed_same_bits_other_seed_other_bits(
         ("auto", "joint", 2, 1000),  # saved
         ("auto", "report", 1, 1000),  # in the configuration too
         ("given", "choose", 1, 1000),  # before anything was saved
+        ("maps", "maps", 2, 1000),  # while they are made
+        ("maps", "warm", 7, 0),  # in the second epoch
     ],
 )
 def test_killed_anywhere_it_ends_the_same(

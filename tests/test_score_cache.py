@@ -14,7 +14,7 @@ from likethat import pipeline, prune_run, run_dir
 from likethat.config import resolve
 from likethat.data.loaders import Images, one_view_each
 from likethat.errors import UserError
-from likethat.training import last_layer_problem, prune, score_cache
+from likethat.training import last_layer_problem, prune, room
 from likethat.training.engine import score_images
 from likethat.training.last_layer import kkt_residual, objective, predict, solve_last_layer
 from likethat.training.losses import leave_source_out
@@ -37,7 +37,7 @@ def test_the_file_holds_the_scores(
     with cached_scores(model, images, source_P, file) as score_NP:
         assert torch.equal(score_NP, exact_NP)  # small enough for memory
     assert not file.parent.exists()
-    monkeypatch.setattr(score_cache, "MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(room, "MEMORY_SHARE", 0.0)
     monkeypatch.setattr(type(model.prototype_layer).in_blocks, "__defaults__", (1000,))  # few prototypes at a time
     with cached_scores(model, images, source_P, file) as score_NP:
         assert score_NP.dtype == torch.float16
@@ -57,7 +57,7 @@ def test_pruning_from_a_file_is_pruning_from_memory(
     keep_p, settings = torch.tensor([0, 2, 3, 4, 5]), resolve().train
     with cached_scores(model, images, None, tmp_path / "none") as score_NP:
         whole = CachedScores(score_NP.half().float(), *data)
-    monkeypatch.setattr(score_cache, "MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(room, "MEMORY_SHARE", 0.0)
     monkeypatch.setattr(prune, "BLOCK", 60)
     monkeypatch.setattr(last_layer_problem, "BLOCK", 60)
     filed = CachedScores(cache_scores(model, images, None, tmp_path / "scores"), *data, tmp_path)
@@ -75,7 +75,7 @@ def test_pruning_from_a_file_is_pruning_from_memory(
 
 def test_a_file_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = tiny_model([2, 2]), random_images(4, 2)
-    monkeypatch.setattr(score_cache, "MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(room, "MEMORY_SHARE", 0.0)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with (
         pytest.raises(UserError, match="scores of the images need"),
@@ -110,7 +110,7 @@ def test_blocks_of_any_size_have_the_same_optimum(rows: int, tmp_path: Path, mon
 def test_a_run_is_trained_from_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And pruned, with neither pixels nor scores in memory; nothing of them is left."""
     monkeypatch.setattr(pipeline, "MEMORY_SHARE", 0.0)
-    monkeypatch.setattr(score_cache, "MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(room, "MEMORY_SHARE", 0.0)
     monkeypatch.setattr(last_layer_problem, "BLOCK", 100)
     options = {"backbone": "test_resnet", "weights": "none", "latent_width": 16, "input_size": 64, "batch_size": 8}
     epochs = {"classifier_epochs": 1, "joint_epochs": (1,), "prototypes_per_class": 2}

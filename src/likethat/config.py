@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
+from likethat.values import coerce
 
 AUTO_WIDTH = -1  # of the latent map: the run chooses it by cross-validation
 NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})
@@ -75,6 +76,9 @@ class TrainConfig:
         "", "a finished plain classifier to take them from instead: a baseline run or a file of a timm model's weights"
     )
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
+    warm_views: int = _option(
+        0, "views of every image that the frozen backbone sees once, for all warm epochs; 0: fresh ones in every step"
+    )
     joint_epochs: tuple[int, ...] = _option(
         (10, 20), "epochs of joint training before each projection, one number a cycle"
     )
@@ -217,49 +221,19 @@ def _read_toml(file: Path) -> dict[str, Any]:
     return values
 
 
-def coerce(name: str, value: Any, kind: Any, choices: tuple[str, ...] = ()) -> Any:
-    """`value` as the option's type, or a sentence that says what the option takes."""
-    try:
-        result = _cast(value, kind)
-    except (TypeError, ValueError) as error:
-        flag = "--" + name.replace("_", "-")
-        raise UserError(f"{flag} takes {describe(kind)}, not {value!r}.") from error
-    if choices and result not in choices:
-        raise UserError(f"--{name.replace('_', '-')} takes {', '.join(choices)}, not {value!r}.")
-    return result
-
-
-def _cast(value: Any, kind: Any) -> Any:
-    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:
-        element, more = kind.__args__[0], kind.__args__[1:]
-        values = value.replace("x", ",").split(",") if isinstance(value, str) else value
-        values = [values] if isinstance(values, int | float) else list(values)
-        if more and more[0] is not Ellipsis:
-            values = values * len(kind.__args__) if len(values) == 1 else values
-            if len(values) != len(kind.__args__):
-                raise ValueError(value)
-        return tuple(_cast(entry, element) for entry in values)
-    if kind is bool:
-        if not isinstance(value, bool):
-            raise TypeError(value)
-        return value
-    if isinstance(value, bool) or (kind is int and isinstance(value, float) and value != int(value)):
-        raise TypeError(value)
-    return kind(value)
-
-
-def describe(kind: Any) -> str:
-    if isinstance(kind, types.GenericAlias):
-        return "numbers separated by commas" if kind.__args__[-1] is Ellipsis else "one number, or two like 224x224"
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}[kind]
-
-
 def _check(config: Config) -> None:
     """Numbers that would train nothing or crash later."""
+    shown = config.train.warm_epochs * config.train.views  # views of every image, in the warm stage
     rules = [
+        *[
+            (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
+            for name in (
+                *("classifier_lr", "head_lr", "backbone_lr", "add_on_lr", "prototype_lr", "weight_decay", "l1"),
+                *("classifier_epochs", "warm_epochs", "warm_views", "lr_step"),
+            )
+        ],
         (config.train.batch_size >= 2, "--batch-size must be at least 2"),
         (config.train.views >= 1, "--views must be at least 1"),
-        (config.train.classifier_epochs >= 0, "--classifier-epochs must not be negative"),
         (not config.train.tie or config.train.has_classifier, "--tie needs --classifier-epochs above 0"),
         (0 < config.train.telling <= 1, "--telling must lie between 0 and 1"),
         (0 < config.train.warm_up < 1, "--warm-up must lie between 0 and 1"),
@@ -271,7 +245,11 @@ def _check(config: Config) -> None:
             not config.train.has_classifier or config.model.prototype_shape == (1, 1),
             "prototypes of a plain classifier (--classifier-epochs, --from-classifier) need --prototype-shape 1x1",
         ),
-        (config.train.warm_epochs >= 0, "--warm-epochs must not be negative"),
+        (
+            config.train.warm_views == 0 or config.train.warm_views < shown,
+            f"--warm-views must be 0, or fewer than the views of an image that the warm stage shows (--warm-epochs "
+            f"times --views: {shown})",
+        ),
         (len(config.train.joint_epochs) > 0, "--joint-epochs needs at least one number"),
         (all(epochs >= 0 for epochs in config.train.joint_epochs), "--joint-epochs must not be negative"),
         (config.model.prototypes_per_class >= 1, "--prototypes-per-class must be at least 1"),
@@ -288,16 +266,9 @@ def _check(config: Config) -> None:
         (min(config.model.input_size) >= 16, "--input-size must be at least 16"),
         (0 < config.data.val_fraction < 1, "--val-fraction must lie between 0 and 1"),
         (0 < config.data.test_fraction < 1, "--test-fraction must lie between 0 and 1"),
-        *[
-            (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
-            for name in ("classifier_lr", "head_lr", "backbone_lr", "add_on_lr", "prototype_lr")
-        ],
         (config.train.ridge > 0, "--ridge must be greater than 0, or the last layer has no optimum"),
-        (config.train.l1 >= 0, "--l1 must not be negative"),
         (0 <= config.train.label_smoothing < 1, "--label-smoothing must lie between 0 and 1"),
         (0 <= config.train.distillation <= 1, "--distillation must lie between 0 and 1"),
-        (config.train.weight_decay >= 0, "--weight-decay must not be negative"),
-        (config.train.lr_step >= 0, "--lr-step must not be negative"),
         (0 <= config.augment.skew < 0.5, "--skew must lie between 0 and 0.5"),
         (0 <= config.augment.flip <= 1, "--flip must lie between 0 and 1"),
         (0 < config.augment.zoom <= 1, "--zoom must lie between 0 and 1"),

@@ -33,6 +33,7 @@ MEMBERS = "members"
 STATE = "checkpoints/state.safetensors"
 PIXELS = "checkpoints/pixels.npy"
 SCORES = "checkpoints/scores.f16"
+MAPS = "checkpoints/maps.f16"
 
 
 @dataclass(frozen=True)

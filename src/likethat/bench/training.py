@@ -11,13 +11,14 @@ from torch import Tensor
 
 from likethat.bench.measure import Figure, Goal, compare, compare_peaks, in_turn, with_peak
 from likethat.bench.setting import Setting
+from likethat.config import Config
 from likethat.data.loaders import Images
 from likethat.training.losses import Costs, classifier_costs, distillation_cost
 from likethat.training.phases import Step, set_mode
 from likethat.training.project import Projection
 from likethat.training.state import Progress
 from likethat.training.steps import costs_of_step
-from likethat.training.train_step import TrainStep
+from likethat.training.train_step import FreshViews, Source, TrainStep
 
 THROUGHPUT, STEP_TIME, STREAMED = Goal(0.93, at_least=True), Goal(1.1), Goal(0.9, at_least=True)
 MANY = 10_000  # images: enough for BatchNorm to learn its statistics
@@ -100,7 +101,7 @@ def _begun(make: Callable[[], TrainStep], setting: Setting) -> Callable[[], None
 
 
 def _our_step(preset: str, backbone: str, setting: Setting, images: Images, tell: Tell) -> TrainStep:
-    config, step = setting.config(preset, backbone), Step("joint")
+    config = setting.config(preset, backbone)
     model, plain = setting.networks(config)
     progress = Progress(model, plain if config.train.has_classifier else None)
     if progress.plain is not None:
@@ -109,13 +110,18 @@ def _our_step(preset: str, backbone: str, setting: Setting, images: Images, tell
         image_P = torch.arange(setting.prototypes, device=setting.device) % len(images)
         place_P = torch.zeros_like(image_P)
         progress.projection = Projection(image_P, place_P, place_P, place_P.float())
+    return step_of(progress, Step("joint"), config, FreshViews(images, config.augment), setting, tell)
+
+
+def step_of(progress: Progress, step: Step, config: Config, source: Source, setting: Setting, tell: Tell) -> TrainStep:
+    """As a run makes it, with enough images for BatchNorm to learn its statistics where the stage lets it."""
     optimizer = progress.optimizer_for(step.stage, config.train)
-    set_mode(model, step.stage, MANY, config.train)
+    set_mode(progress.model, step.stage, MANY, config.train)
 
     def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> Costs:
         return costs_of_step(progress, step, config, x_B3HW, label_B, image_BV)
 
-    return TrainStep(optimizer, costs_of, images, config.augment, tell, compile=setting.compile)
+    return TrainStep(optimizer, costs_of, source, tell, compile=setting.compile)
 
 
 def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tell: Tell, *, taught: bool) -> TrainStep:
@@ -134,4 +140,4 @@ def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tel
             teacher_logits_BK = teacher(x_B3HW).float()
         return {"loss": distillation_cost(logits_BK.float(), teacher_logits_BK)}
 
-    return TrainStep(optimizer, costs_of, images, config.augment, tell, compile=setting.compile)
+    return TrainStep(optimizer, costs_of, FreshViews(images, config.augment), tell, compile=setting.compile)

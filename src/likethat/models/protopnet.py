@@ -72,7 +72,10 @@ class ProtoPNet(nn.Module):
         return self.add_on(self.backbone(x_B3HW))
 
     def forward(self, x_B3HW: Tensor) -> Output:
-        return self.head(self.latent(x_B3HW))
+        return self.of_map(self.backbone(x_B3HW))
+
+    def of_map(self, feature_BCHW: Tensor) -> Output:
+        return self.head(self.add_on(feature_BCHW))
 
     def head(self, z_BDHW: Tensor) -> Output:
         distance_BPHW = self.prototype_layer(z_BDHW)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from likethat import run_dir
 from likethat.config import Config
 from likethat.data.loaders import Images, training_batches
 from likethat.distributed import any_process, is_first, same_model, world
@@ -20,10 +22,11 @@ from likethat.progress import Display
 from likethat.runtime import StopFlag, seed_for
 from likethat.training import steps
 from likethat.training.parallel import average_gradients, synchronise_norms
-from likethat.training.phases import Step, make_plan, set_learning_rates, set_mode
+from likethat.training.phases import Step, learns_from_maps, make_plan, set_learning_rates, set_mode
 from likethat.training.project import check_enough_patches
 from likethat.training.state import Progress, load_progress, save_progress
-from likethat.training.train_step import TrainStep
+from likethat.training.train_step import FreshViews, Source, TrainStep
+from likethat.training.view_maps import cached_view_maps, rows_of_epoch
 
 SAVE_EVERY = 20.0  # seconds between saves inside a stage; the end of a stage is always saved
 
@@ -89,45 +92,64 @@ def follow_plan(
     synchronise_norms(progress.model)
     load_progress(progress, run, config.train)
     saver = Saver(progress, run)
-    train_step, made_for = None, ("", 0)
+    train_step = None
     try:
-        while progress.position < len(plan):
-            step = plan[progress.position]
-            if step.is_epoch:
-                if train_step is None or made_for != (step.stage, step.cycle):
-                    train_step, made_for = _make_step(progress, step, train, config, display), (step.stage, step.cycle)
-                _train_epoch(progress, step, train_step, train, val, config, display, stop, saver)
-            elif step.stage == "choose":
-                steps.choose_prototypes(progress, step, train, val, config, display)
-            elif step.stage == "project":
-                steps.project_prototypes(progress, step, train, val, classes, display)
-            else:
-                steps.optimise_last_layer(progress, step, train, val, config, run, display)
-            if not step.is_epoch:
-                same_model(progress.model)
-                progress.share_projection()
-            progress.position += 1
-            if observe:
-                observe(len(progress.metrics) - 1, progress.metrics[-1])
-            if progress.position == len(plan) or plan[progress.position].stage != step.stage:
-                saver.save()
-            saver.save_if_due()
-            check_stop(stop)
+        with ExitStack() as kept:  # for one stage
+            while progress.position < len(plan):
+                step, started = plan[progress.position], time.monotonic()
+                if step.is_epoch:
+                    if train_step is None:
+                        train_step = _make_step(progress, step, train, config, run, display, stop, kept)
+                    _train_epoch(progress, step, train_step, train, val, config, display, stop, saver, started)
+                elif step.stage == "choose":
+                    steps.choose_prototypes(progress, step, train, val, config, display)
+                elif step.stage == "project":
+                    steps.project_prototypes(progress, step, train, val, classes, display)
+                else:
+                    steps.optimise_last_layer(progress, step, train, val, config, run, display)
+                if not step.is_epoch:
+                    same_model(progress.model)
+                    progress.share_projection()
+                progress.position += 1
+                if observe:
+                    observe(len(progress.metrics) - 1, progress.metrics[-1])
+                if progress.position == len(plan) or plan[progress.position].stage != step.stage:
+                    train_step = None
+                    kept.close()
+                    saver.save()
+                saver.save_if_due()
+                check_stop(stop)
     except Interrupted:
         saver.save()
         raise
 
 
-def _make_step(progress: Progress, step: Step, train: Images, config: Config, display: Display) -> TrainStep:
+def _make_step(
+    progress: Progress,
+    step: Step,
+    train: Images,
+    config: Config,
+    run: Path,
+    display: Display,
+    stop: StopFlag,
+    kept: ExitStack,
+) -> TrainStep:
+    """For one stage; what must be put away after it goes to `kept`."""
+
     def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> dict[str, Tensor]:
         return steps.costs_of_step(progress, step, config, x_B3HW, label_B, image_BV)
 
     optimizer = progress.optimizer_for(step.stage, config.train)
     trained = progress.plain if step.stage == "classifier" else progress.model
     assert trained is not None
-    augment = config.augment if step.stage == "joint" else replace(config.augment, cutmix=0.0)
+    source: Source = FreshViews(train, config.augment if step.stage == "joint" else replace(config.augment, cutmix=0.0))
+    if learns_from_maps(step.stage, config.train):
+        file, backbone = run / run_dir.MAPS, progress.model.backbone
+        with display.task("feature maps of the views") as advance:
+            maps = cached_view_maps(backbone, train, config, file, lambda: check_stop(stop), advance)
+            source = kept.enter_context(maps)
     averaged = average_gradients(trained, costs_of)
-    return TrainStep(optimizer, averaged, train, augment, display.line, compile=config.train.compile)
+    return TrainStep(optimizer, averaged, source, display.line, compile=config.train.compile)
 
 
 def check_stop(stop: StopFlag) -> None:
@@ -146,14 +168,17 @@ def _train_epoch(
     display: Display,
     stop: StopFlag,
     saver: Saver,
+    started: float,
 ) -> None:
     """One epoch, from the batch that was reached."""
-    started, settings = time.monotonic(), config.train
+    settings = config.train
     if progress.batch == 0:
         steps.begin_epoch(progress, step, train, config)
     set_mode(progress.model, step.stage, len(train), settings)
     place = (settings.seed, step.stage, step.epoch)
     batches = training_batches(len(train), settings.batch_size, settings.views, seed_for(*place))
+    if learns_from_maps(step.stage, settings):
+        batches = rows_of_epoch(batches, len(train), step.epoch, settings)
     if batches.shape[1] < world():
         raise UserError(
             f"A step has {batches.shape[1]} images for {world()} processes; start fewer, or pass a larger --batch-size."

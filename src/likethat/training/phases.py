@@ -107,6 +107,11 @@ def lr_factor(step: Step, progress: float, config: TrainConfig) -> float:
     return 0.5 + 0.5 * math.cos(math.pi * (done - config.warm_up) / (1 - config.warm_up))
 
 
+def learns_from_maps(stage: str, config: TrainConfig) -> bool:
+    """Whether the stage is shown feature maps, which the frozen backbone has made before, instead of pictures."""
+    return stage == "warm" and config.warm_views > 0
+
+
 def set_mode(model: ProtoPNet, stage: str, images: int, config: TrainConfig) -> None:
     """From a projection until joint training resumes nothing before the last layer moves, BatchNorm included.
 

@@ -15,7 +15,8 @@ from likethat.errors import UserError
 from likethat.training.last_layer import LastLayerSolution, solve_last_layer
 from likethat.training.last_layer_problem import data_gradient_of, make_problem
 from likethat.training.losses import leave_source_out
-from likethat.training.score_cache import BLOCK, make_file, map_file
+from likethat.training.room import make_file, map_file
+from likethat.training.score_cache import BLOCK, WHAT
 
 NEAREST, THRESHOLD = 6, 3  # the paper's k and tau
 MARGIN = 3e-5  # above the largest gradient; the solver leaves errors of 1e-5
@@ -67,8 +68,8 @@ class CachedScores:
         count = len(self.score_NP)
         if self.score_NP.dtype == torch.float16:
             file = Path(tempfile.mkdtemp(dir=self.scratch)) / "scores.f16"
-            make_file(file, count, prototypes)
-            made_Np = map_file(file, count, prototypes)
+            make_file(file, (count, prototypes), WHAT)
+            made_Np = map_file(file, (count, prototypes))
         else:
             made_Np = self.score_NP.new_empty(count, prototypes)
         for image_b, score_bP in self._blocks():

@@ -28,7 +28,7 @@ from likethat.training.engine import (
 from likethat.training.last_layer import predict, solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
 from likethat.training.losses import Costs, classifier_costs, leave_source_out, protopnet_costs
-from likethat.training.phases import Step
+from likethat.training.phases import Step, learns_from_maps
 from likethat.training.project import project
 from likethat.training.score_cache import cached_scores
 from likethat.training.state import Progress
@@ -37,14 +37,16 @@ from likethat.training.state import Progress
 def costs_of_step(
     progress: Progress, step: Step, config: Config, x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor
 ) -> Costs:
-    """The costs of one batch, with its accuracy; `image_BV` are the numbers of the training images it shows."""
+    """The costs of one batch, with its accuracy; `image_BV` are the numbers of the training images it shows. Where the
+    stage learns from feature maps, they stand in the place of the pictures."""
     settings, model = config.train, progress.model
     if step.stage == "classifier":
         assert progress.plain is not None
         logits_BK = progress.plain(x_B3HW)
         costs = classifier_costs(logits_BK, label_B, settings)
     else:
-        output, own_KP = model(x_B3HW), model.own_KP
+        maps = learns_from_maps(step.stage, settings)
+        output, own_KP = model.of_map(x_B3HW) if maps else model(x_B3HW), model.own_KP
         if settings.tie:
             assert progress.projection is not None
             with torch.autocast(x_B3HW.device.type, enabled=False):
@@ -53,7 +55,8 @@ def costs_of_step(
         teacher_logits_BK = None
         if settings.distillation and progress.plain is not None:
             with torch.no_grad():
-                teacher_logits_BK = progress.plain(x_B3HW).float()
+                # Until the joint stage the teacher's backbone is the model's.
+                teacher_logits_BK = (progress.plain.of_map(x_B3HW) if maps else progress.plain(x_B3HW)).float()
         logits_BK = output.logits_BK
         costs = protopnet_costs(output, label_B, own_KP, settings, teacher_logits_BK)
     return {**costs, "accuracy": (logits_BK.argmax(1) == label_B).float().mean()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,9 +21,51 @@ from likethat.training.parallel import CostsOf
 WARM_UP = 3  # steps before the recording, in which CUDA's libraries choose their kernels
 
 
+class Source(Protocol):
+    """What steps learn from."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def gather(self, index_B: Tensor, seed: int) -> list[Tensor]:
+        """All that this process's part of a batch is made of, on the device."""
+
+    def show(self, *gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Made of it: pictures (or feature maps), labels, and the numbers of the images that each picture shows."""
+
+
+@dataclass(frozen=True)
+class FreshViews:
+    """Views of pictures, drawn anew in every step."""
+
+    images: Images
+    config: AugmentConfig
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    def gather(self, index_B: Tensor, seed: int) -> list[Tensor]:
+        """Every process draws the views of the whole batch. It takes its slice and the picture before, of which the
+        first of the slice may show a piece."""
+        height, width = self.images.pixel_NHW3.shape[1:3]
+        views = draw_views(len(index_B), height / width, self.config, torch.Generator().manual_seed(seed))
+        if world() > 1:
+            part = own_part(len(index_B))
+            own_b = torch.arange(part.start - 1, part.stop) % len(index_B)
+            index_B, views = index_B[own_b], views[own_b]
+        views = views.to(self.device)
+        return [*self.images.raw_batch(index_B), send(index_B, self.device), *vars(views).values()]
+
+    def show(self, *gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pixel_BHW3, label_B, image_B, *drawn = gathered
+        views = Views(*drawn)
+        x_B3HW, image_BV = show(to_unit(pixel_BHW3), views), shown_images(image_B, views)
+        return (x_B3HW, label_B, image_BV) if world() == 1 else (x_B3HW[1:], label_B[1:], image_BV[1:])
+
+
 class TrainStep:
-    """Views of a batch, costs, gradients, update. `costs_of` takes pictures, labels and the numbers of the images that
-    each picture shows.
+    """Views of a batch, costs, gradients, update. `costs_of` takes what the source shows.
 
     The recording holds for one stage of training: what is trained, and in which mode, is part of it. Several processes
     take a slice of the batch each, and nothing is recorded.
@@ -31,24 +75,23 @@ class TrainStep:
         self,
         optimizer: torch.optim.Optimizer,
         costs_of: CostsOf,
-        images: Images,
-        config: AugmentConfig,
+        source: Source,
         tell: Callable[[str], None],
         *,
         compile: bool = False,
     ) -> None:
-        self.optimizer, self.images, self.config, self.tell = optimizer, images, config, tell
+        self.optimizer, self.source, self.tell = optimizer, source, tell
         self.costs_of = compiled(costs_of, tell) if compile else costs_of
         self.graph: torch.cuda.CUDAGraph | None = None
         self.steps = 0
-        self.recordable = images.device.type == "cuda" and world() == 1
+        self.recordable = source.device.type == "cuda" and world() == 1
         self.inputs: list[Tensor] = []
         self.costs: Costs = {}
 
     def __call__(self, index_B: Tensor, seed: int) -> Costs:
         """All randomness of the step (views, dropout) follows from `seed`. Nothing in it waits for the device."""
         torch.manual_seed(seed + rank())
-        inputs = self._gather(index_B, torch.Generator().manual_seed(seed))
+        inputs = self.source.gather(index_B, seed)
         if self.recordable and self.steps < WARM_UP:
             self.steps += 1
             return self._descend_aside(*inputs)
@@ -61,28 +104,11 @@ class TrainStep:
         self.graph.replay()
         return self.costs
 
-    def _gather(self, index_B: Tensor, generator: torch.Generator) -> list[Tensor]:
-        """Every process draws the views of the whole batch. It takes its slice and the picture before, of which the
-        first of the slice may show a piece."""
-        height, width = self.images.pixel_NHW3.shape[1:3]
-        views = draw_views(len(index_B), height / width, self.config, generator)
-        if world() > 1:
-            part = own_part(len(index_B))
-            own_b = torch.arange(part.start - 1, part.stop) % len(index_B)
-            index_B, views = index_B[own_b], views[own_b]
-        views = views.to(self.images.device)
-        return [*self.images.raw_batch(index_B), send(index_B, self.images.device), *vars(views).values()]
-
-    def _descend(
-        self, pixel_BHW3: Tensor, label_B: Tensor, image_B: Tensor, *views: Tensor, batch: int | None = None
-    ) -> Costs:
+    def _descend(self, *inputs: Tensor, batch: int | None = None) -> Costs:
         """`batch` is the size of the whole batch, of which several processes have a slice each."""
-        drawn = Views(*views)
-        x_B3HW, image_BV = show(to_unit(pixel_BHW3), drawn), shown_images(image_B, drawn)
-        if world() > 1:
-            x_B3HW, label_B, image_BV = x_B3HW[1:], label_B[1:], image_BV[1:]
+        x_B3HW, label_B, image_BV = self.source.show(*inputs)
         share = len(x_B3HW) / (batch or len(x_B3HW))
-        with mixed_precision(self.images.device):
+        with mixed_precision(self.source.device):
             costs = self.costs_of(x_B3HW, label_B, image_BV)
         self.optimizer.zero_grad(set_to_none=True)
         # Costs are means over pictures; gradients are averaged over processes, whatever the size of their slices.

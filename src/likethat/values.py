@@ -1,0 +1,45 @@
+"""Values of options, from a command line, a TOML file or Python, as the types that the options have."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from likethat.errors import UserError
+
+
+def coerce(name: str, value: Any, kind: Any, choices: tuple[str, ...] = ()) -> Any:
+    """`value` as the option's type, or a sentence that says what the option takes."""
+    try:
+        result = _cast(value, kind)
+    except (TypeError, ValueError) as error:
+        flag = "--" + name.replace("_", "-")
+        raise UserError(f"{flag} takes {_describe(kind)}, not {value!r}.") from error
+    if choices and result not in choices:
+        raise UserError(f"--{name.replace('_', '-')} takes {', '.join(choices)}, not {value!r}.")
+    return result
+
+
+def _cast(value: Any, kind: Any) -> Any:
+    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:
+        element, more = kind.__args__[0], kind.__args__[1:]
+        values = value.replace("x", ",").split(",") if isinstance(value, str) else value
+        values = [values] if isinstance(values, int | float) else list(values)
+        if more and more[0] is not Ellipsis:
+            values = values * len(kind.__args__) if len(values) == 1 else values
+            if len(values) != len(kind.__args__):
+                raise ValueError(value)
+        return tuple(_cast(entry, element) for entry in values)
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise TypeError(value)
+        return value
+    if isinstance(value, bool) or (kind is int and isinstance(value, float) and value != int(value)):
+        raise TypeError(value)
+    return kind(value)
+
+
+def _describe(kind: Any) -> str:
+    if isinstance(kind, types.GenericAlias):
+        return "numbers separated by commas" if kind.__args__[-1] is Ellipsis else "one number, or two like 224x224"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}[kind]
