@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 OPTIONS = """--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
-    --disable-component-update --disable-sync --window-size=1280,900""".split()
+    --disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,900""".split()
+PATIENCE = 120  # seconds for what a page does; a busy machine takes its time
+STARTS = 3  # attempts: the port that was free for the driver may be taken when it gets there
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
     """A selenium driver with a profile of its own."""
     selenium = pytest.importorskip("selenium.webdriver")
+    from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.chrome.service import Service
 
     browser, driver_file = shutil.which("chromium"), shutil.which("chromedriver")
@@ -29,7 +32,14 @@ def chromium() -> Iterator[Any]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         for option in (*OPTIONS, f"--user-data-dir={profile}"):
             options.add_argument(option)
-        driver = selenium.Chrome(options=options, service=Service(driver_file))
+        for left in reversed(range(STARTS)):
+            try:
+                driver = selenium.Chrome(options=options, service=Service(driver_file))
+                break
+            except WebDriverException:
+                if not left:
+                    raise
+        driver.set_script_timeout(PATIENCE)
         try:
             yield driver
         finally:

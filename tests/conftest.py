@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from likethat.config import resolve
 from likethat.data.loaders import Images
@@ -16,7 +17,18 @@ SERVING = ("fastapi", "uvicorn", "python_multipart", "httpx", "schemathesis")
 MISSING = [name for name in SERVING if find_spec(name) is None]
 collect_ignore_glob = ["test_serve_*.py"] if MISSING else []
 
-SHARED = Path(__file__).parents[2] / "shared"
+# Properties are tried on the same examples every time, however slow the machine: a failure is never by chance.
+# `pytest --hypothesis-profile default` looks for new ones.
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("steady")
+
+# What a person's shell may say must not reach the commands: how wide and colourful to print, or who serves to whom.
+for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "LIKETHAT_TOKEN"):
+    os.environ.pop(name, None)
+for name in ("NO_PROXY", "no_proxy"):  # servers of tests are on this machine
+    os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
 
 
 def pytest_report_header() -> str | None:

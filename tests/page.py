@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from browser import PATIENCE
 
 
 class Page:
@@ -18,7 +19,13 @@ class Page:
         self.driver, self.base = driver, str(client.base_url)
 
     def open(self, path: str, wait: str) -> None:
+        """The pointer waits in a corner, so that no line is lit because it happens to lie under it."""
+        from selenium.webdriver.common.actions.action_builder import ActionBuilder
+
         self.driver.get(self.base + path)
+        corner = ActionBuilder(self.driver)
+        corner.pointer_action.move_to_location(0, 0)
+        corner.perform()
         self.all(wait)
 
     def all(self, selector: str) -> list[Any]:
@@ -36,12 +43,17 @@ class Page:
         self.until(lambda: [self.one(selector).click()], selector)
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """Waits for it. An element that the page has just replaced is looked for again."""
-        from selenium.common.exceptions import StaleElementReferenceException
+        """Waits for it. An element that the page has just replaced or covered is looked for again."""
+        from selenium.common.exceptions import (
+            ElementClickInterceptedException,
+            ElementNotInteractableException,
+            StaleElementReferenceException,
+        )
 
-        end = time.monotonic() + 20
+        passing = ElementClickInterceptedException, ElementNotInteractableException, StaleElementReferenceException
+        end = time.monotonic() + PATIENCE
         while True:
-            with suppress(StaleElementReferenceException):
+            with suppress(*passing):
                 if value := condition():
                     return value
             assert time.monotonic() < end, f"{what} did not come; {self.driver.get_log('browser')}"

@@ -25,6 +25,6 @@ def likethat(*arguments: object, check: int | None = 0) -> subprocess.CompletedP
     """The real command in a process of its own; `check` is the exit code it must have."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "likethat", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert check is None or done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

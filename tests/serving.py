@@ -15,13 +15,16 @@ from fastapi import FastAPI
 
 from likethat.classifier import Classifier
 from likethat.serve.app import create_app, open_socket
+from likethat.serve.limits import Limits
 from likethat.serve.server import Server
+
+PATIENT = Limits(upload_seconds=300, answer_seconds=300)  # with a busy machine
 
 
 @contextmanager
-def serving(classifier: Classifier, **options: Any) -> Iterator[httpx.Client]:
+def serving(classifier: Classifier, limits: Limits = PATIENT, **options: Any) -> Iterator[httpx.Client]:
     """A client of a server with this model; `client.base_url` is its address, `server_of(client)` its inside."""
-    app = create_app(classifier, **options)
+    app = create_app(classifier, limits=limits, **options)
     with open_socket("127.0.0.1", 0) as opened:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
@@ -29,12 +32,12 @@ def serving(classifier: Classifier, **options: Any) -> Iterator[httpx.Client]:
         until(lambda: server.started)
         port = opened.getsockname()[1]
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300, trust_env=False) as client:
                 client.app = app  # type: ignore[attr-defined]
                 yield client
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)
     assert not thread.is_alive()
 
 
@@ -44,7 +47,7 @@ def server_of(client: httpx.Client) -> Server:
     return server
 
 
-def until(condition: Any, seconds: float = 30) -> None:
+def until(condition: Any, seconds: float = 120) -> None:
     """Waits for what other threads do."""
     end = time.monotonic() + seconds
     while not condition():

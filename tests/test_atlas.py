@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -236,20 +237,21 @@ def large_atlas(folder: Path, classes: int = 200, per_class: int = 10, pictures:
 
 
 SCROLL = """
-const done = arguments[0], gaps = [];
-let last = performance.now(), steps = 0;
-function step(now) {
-  gaps.push(now - last);
-  last = now;
-  scrollBy(0, 1500);
-  if (++steps < 60) requestAnimationFrame(step);
-  else done(gaps.slice(1).sort((a, b) => a - b));
-}
-requestAnimationFrame(step);
+scrollBy(0, 1500);
+requestAnimationFrame(() => requestAnimationFrame(arguments[0]));
 """
-FIRST_WIDTHS = """
+FILL_ALL = """
+for (const node of document.querySelectorAll('.proto:empty')) fill(node, waiting.get(node));
+requestAnimationFrame(() => requestAnimationFrame(arguments[0]));
+"""
+FIRST_TWELVE = """
 const done = arguments[0];
-setTimeout(() => done([...document.images].slice(0, 12).map((image) => image.naturalWidth)), 500);
+function look() {
+  const first = [...document.images].slice(0, 12);
+  if (first.length === 12 && first.every((image) => image.complete && image.naturalWidth)) done();
+  else setTimeout(look, 20);
+}
+look();
 """
 MARKED = """return Object.fromEntries([...document.querySelectorAll('.proto')].filter((node) => node.firstChild)
     .map((node) => [node.id.slice(1), node.textContent.includes('mixed neighbours')]));"""
@@ -257,8 +259,14 @@ SHOWN = """return [...document.querySelectorAll('.proto')].map((node) => waiting
     .map(({id, label, purity, weight, moved}) => ({id, label, purity, weight, moved}));"""
 
 
+def page_seconds(browser: Any) -> float:
+    """Of the processor, for the page's own thread: what else the machine does is not counted."""
+    metrics = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    return float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))
+
+
 def test_a_page_of_two_thousand_prototypes(tmp_path: Path) -> None:
-    """In a real browser: it opens, sorts and filters at once, and scrolls without stalling."""
+    """In a real browser: it opens, sorts and filters at once, and scrolls with little work."""
     atlas = large_atlas(tmp_path / "run")
     with chromium() as browser:
         folder = tmp_path / "atlas"
@@ -299,20 +307,26 @@ def test_a_page_of_two_thousand_prototypes(tmp_path: Path) -> None:
         assert heading.text == "007.<b>Species & Son</b>", "names are text, whatever they hold"
         choose("label", "")
 
-        gaps = browser.execute_async_script(SCROLL)
-        assert gaps[int(0.95 * len(gaps))] < 200, "milliseconds between frames"
-        assert gaps[-1] < 1500
+        browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+        spent = [page_seconds(browser)]
+        for _ in range(60):
+            browser.execute_async_script(SCROLL)
+            spent.append(page_seconds(browser))
+        steps = sorted(after - before for before, after in pairwise(spent))
         assert browser.execute_script("return scrollY") > 50_000
         loaded = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
         assert all(name.startswith("file:") for name in loaded)
-        # Only pictures near the places that were looked at were loaded, and those in sight are there.
+        # Pictures in sight are there.
         browser.execute_script("scrollTo(0, 0)")
-        assert all(width > 0 for width in browser.execute_async_script(FIRST_WIDTHS))
+        browser.execute_async_script(FIRST_TWELVE)
         marked = browser.execute_script(MARKED)
-        assert len(marked) > 20
+        assert 20 < len(marked) < 500, "cards near the places that were looked at"
         assert all(is_marked == (int(number) in atlas.mixed) for number, is_marked in marked.items())
         assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        before = page_seconds(browser)
+        browser.execute_async_script(FILL_ALL)
+        assert steps[57] < (page_seconds(browser) - before) / 3, "a step's work, against that for all cards"
 
 
 def test_pictures_keep_to_their_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

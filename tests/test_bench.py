@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Iterator
 
@@ -106,9 +107,10 @@ def test_memory_is_what_was_needed_on_top() -> None:
     if small is None:
         pytest.skip("this system does not tell a process's peak")
     kept = torch.ones(16_000_000)  # 64 MB that were there before
-    peak, result = with_peak(lambda: torch.ones(32_000_000).sum(), CPU)
-    assert float(result) == 32_000_000
-    assert 120e6 < (peak or 0) < 140e6
+    measured = [with_peak(lambda: torch.ones(32_000_000).sum(), CPU) for _ in range(5)]
+    assert {float(result) for _, result in measured} == {32_000_000}
+    # The middle one: the system may take pages of the process back at any moment.
+    assert 120e6 < statistics.median(peak or 0 for peak, _ in measured) < 140e6
     assert len(kept) == 16_000_000
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sysconfig
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,10 @@ from likethat.data.loaders import Images
 from likethat.training.losses import Costs
 from likethat.training.train_step import FreshViews, TrainStep, compiled
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
+HEADER = Path(sysconfig.get_path("include")) / "Python.h"
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None or not HEADER.is_file(), reason="compiling for the CPU needs g++ and Python.h"
+)
 
 
 def make_images() -> Images:

@@ -93,7 +93,7 @@ def test_damaged_tables(small_cub, table, text, message):
         open_dataset(small_cub)
 
 
-@pytest.mark.skipif(not SHARED_CUB.is_dir(), reason="the real CUB-200-2011 is not at hand")
+@pytest.mark.skipif(not (SHARED_CUB / "images-0.tar").is_file(), reason="the real CUB-200-2011 is not at hand")
 def test_the_real_data(tmp_path):
     with tarfile.open(SHARED_CUB / "annotations.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")

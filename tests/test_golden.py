@@ -9,6 +9,7 @@ import hashlib
 import json
 import platform
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,16 @@ RUNS = {"default": DEFAULT, "paper": PAPER}
 
 
 def machine() -> dict[str, str]:
-    """What decides on the last bit: the same sums are taken in another order elsewhere."""
+    """What decides on the last bit: the same sums are taken in another order elsewhere, and other versions draw, store
+    and shrink the birds otherwise."""
     cpus = Path("/proc/cpuinfo")
     first = cpus.read_text().partition("\n\n")[0] if cpus.is_file() else platform.processor()
     told = ("vendor_id", "cpu family", "model", "stepping", "cache size", "flags")
     facts = [" ".join(line.split()) for line in first.splitlines() if line.startswith(told)] or [first]
     return {
         "torch": torch.__version__,
+        **{name: version(name) for name in ("torchvision", "timm", "numpy", "scipy", "pillow")},
+        "libc": " ".join(platform.libc_ver()),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "cpu": hashlib.sha256("\n".join(facts).encode()).hexdigest(),
     }

@@ -147,8 +147,9 @@ def test_weights_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixtu
         create_backbone("resnet_9000", "none", (64, 64))
 
 
-def test_weights_that_cannot_be_had_name_three_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_had_name_three_ways_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))  # not what was downloaded earlier
     with pytest.raises(UserError) as caught:
         create_backbone("resnet18", "pretrained", (64, 64))
     for way in ("internet", "--weights FILE", "--weights none"):

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ KILLER = """
 import os, signal, sys
 from likethat.training import steps, fit, state, view_maps
 from likethat import pipeline
-stage, count = sys.argv[1], int(sys.argv[2])
+stage, count, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[4])
 def deadly(module, name, wanted):
     function = getattr(module, name)
     calls = 0
@@ -35,7 +34,7 @@ def deadly(module, name, wanted):
         nonlocal calls
         calls += wanted(*args)
         if calls == count:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         return function(*args, **kwargs)
     setattr(module, name, call)
 in_stage = lambda progress, step, *rest: step.stage == stage
@@ -56,8 +55,16 @@ else:
     deadly(pipeline, "write_report", lambda *a: True)
 fit.SAVE_EVERY = float(sys.argv[3])
 from likethat.cli import main
-sys.exit(main(sys.argv[4:]))
+sys.exit(main(sys.argv[5:]))
 """
+
+
+def signalled(
+    train: list[str], stage: str, count: int, save_every: float = 1000, number: int = signal.SIGKILL
+) -> subprocess.CompletedProcess[str]:
+    """The command, which gets the signal when a stage does its work for the `count`-th time: always at that place."""
+    command = [sys.executable, "-c", KILLER, stage, str(count), str(save_every), str(int(number)), *train]
+    return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +152,7 @@ def test_killed_anywhere_it_ends_the_same(
 ) -> None:
     run = tmp_path / "run"
     train = ["train", str(birds), "--out", str(run), *recipes[recipe]]
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLER, stage, str(count), str(save_every), *train],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    killed = signalled(train, stage, count, save_every)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     likethat(*train, "--resume")
     assert contents(run) == finished[recipe]
@@ -161,20 +163,17 @@ def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
     birds: Path, tmp_path: Path, finished: dict[str, dict[str, str]], number: int
 ) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "likethat", "train", str(birds), "--out", str(run), *DEFAULT]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("classifier epoch 1"):
-            break
-    process.send_signal(number)
-    message = process.stderr.read()
-    assert process.wait(60) == 130
+    train = ["train", str(birds), "--out", str(run), *DEFAULT]
+    stopped = signalled(train, "classifier", 5, number=number)
+    message = stopped.stderr
+    assert stopped.returncode == 130
+    assert "classifier epoch 1" in message
+    assert "classifier epoch 2" not in message
     assert f"likethat train {birds} --out {run}" in message
     assert message.strip().endswith("--resume")
     assert "Traceback" not in message
     assert (run / "checkpoints" / "state.safetensors").is_file()
-    likethat(*command[3:], "--resume")
+    likethat(*train, "--resume")
     assert contents(run) == finished["default"]
 
 
@@ -194,13 +193,8 @@ def test_asked_to_stop_while_it_reads_it_keeps_what_it_has_read(
 def test_resuming_with_other_settings_or_images_is_refused(birds: Path, tmp_path: Path) -> None:
     data, run = tmp_path / "data", tmp_path / "run"
     shutil.copytree(birds, data)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "likethat", "train", str(data), "--out", str(run), *DEFAULT], stderr=subprocess.DEVNULL
-    )
-    while process.poll() is None and not (run / "checkpoints" / "state.safetensors").is_file():
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
+    killed = signalled(["train", str(data), "--out", str(run), *DEFAULT], "joint", 1)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     refused = likethat("train", data, "--out", run, *DEFAULT, "--batch-size", "9", "--resume", check=2)
     assert "--batch-size" in refused.stderr
     next((data / "train").rglob("*.jpg")).unlink()

@@ -152,14 +152,14 @@ def test_the_command_serves_other_machines_with_a_token_and_stops(run: TinyRun) 
             line = process.stdout.readline()
             found = re.fullmatch(r"Serving .* at http://0\.0\.0\.0:(\d+)/\?token=([A-Za-z0-9_-]{20,})\n", line)
             assert found, line
-            with httpx.Client(base_url=f"http://127.0.0.1:{found[1]}", trust_env=False) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{found[1]}", timeout=300, trust_env=False) as client:
                 assert client.get("/api/run").status_code == 401
                 answer = client.get("/api/run", headers={"Authorization": f"Bearer {found[2]}"})
             assert answer.status_code == 200
             assert "server" not in answer.headers
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
 
 
 def test_mistakes_of_the_command_get_a_sentence(

@@ -127,13 +127,15 @@ def _beat(store: Store) -> None:
 
 
 def _who_is_lost(store: Store) -> str:
+    others = [number for number in range(world()) if number != rank()]  # whoever asks is there
+
     def signs() -> list[bytes]:
-        return [store.get(f"life{number}") for number in range(world())]
+        return [store.get(f"life{number}") for number in others]
 
     try:
         before = signs()
         time.sleep(3 * BEAT)
-        lost = [str(number) for number, (old, new) in enumerate(zip(before, signs(), strict=True)) if old == new]
+        lost = [str(number) for number, old, new in zip(others, before, signs(), strict=True) if old == new]
     except RuntimeError:
         return "The machine that the processes met on was lost"
     if not lost:

@@ -116,7 +116,9 @@ def with_peak(function: Callable[[], Result], device: torch.device) -> tuple[int
     resident = _process_memory("VmRSS")
     result = function()
     peak = _process_memory("VmHWM")
-    return peak - resident if marked and peak is not None and resident is not None else None, result
+    if not marked or peak is None or resident is None:
+        return None, result
+    return max(0, peak - resident), result  # the system may have taken pages back in between
 
 
 def _give_back() -> None:
