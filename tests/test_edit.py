@@ -70,19 +70,30 @@ def scores_of(run: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     return score_images(classifier.networks[0], images), images.label_N
 
 
-def solved_from_scratch(run: Path, keep: list[int]) -> tuple[torch.Tensor, float]:
-    """The last layer of a run that never had the other prototypes, and its validation accuracy."""
-    classifier, settings = load(run, "cpu"), run_dir.read_record(run).config.train
+def problem_of(run: Path, keep: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the last layer of a run that never had the other prototypes solves: scores, labels, classes."""
+    classifier = load(run, "cpu")
     paths = [sample.path for sample in open_run_data(classifier, None).train]
     source_P = torch.tensor([paths.index(prototype.path) for prototype in classifier.prototypes])[keep]
     class_P = classifier.networks[0].prototype_layer.class_P[keep]
     score_NP, label_N = scores_of(run, "train")
     own_KP = torch.arange(3)[:, None] == class_P
     fair_NP = leave_source_out(score_NP[:, keep], torch.arange(len(score_NP))[:, None], source_P, own_KP)
-    weight_KP = solve_last_layer(fair_NP, label_N, class_P, 3, lam=settings.l1, ridge=settings.ridge).weight_KP
+    return fair_NP, label_N, class_P
+
+
+def accuracy_of(weight_KP: torch.Tensor, run: Path, keep: list[int]) -> float:
+    """On validation images."""
     val_NP, val_N = scores_of(run, "val")
     guesses = (val_NP[:, keep] @ weight_KP.T).argmax(1).tolist()
-    return weight_KP, sum(guess == label for guess, label in zip(guesses, val_N.tolist(), strict=True)) / len(val_N)
+    return sum(guess == label for guess, label in zip(guesses, val_N.tolist(), strict=True)) / len(val_N)
+
+
+def solved_from_scratch(run: Path, keep: list[int]) -> tuple[torch.Tensor, float]:
+    """That last layer and its validation accuracy."""
+    settings = run_dir.read_record(run).config.train
+    weight_KP = solve_last_layer(*problem_of(run, keep), 3, lam=settings.l1, ridge=settings.ridge).weight_KP
+    return weight_KP, accuracy_of(weight_KP, run, keep)
 
 
 def test_a_ban_leaves_the_last_layer_of_the_others(run: Path, editor: Editor) -> None:
@@ -195,10 +206,12 @@ def test_a_new_prototype_is_the_patch_it_names(run: Path, edited: Path, capsys: 
     assert new.moved == 0
     assert main(["verify", str(edited), "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["max_error"] < 1e-5
-    # The scores of the prototype that came later are those the whole network gives.
-    weight_KP, accuracy = solved_from_scratch(edited, list(range(8)))
-    assert torch.allclose(after.weight_KP, weight_KP, atol=1e-3)
-    assert line_of(edited, "edit")["after"]["accuracy"] == pytest.approx(accuracy)
+    # The scores of the prototype that came later are those the whole network gives, up to rounding. By how much that
+    # moves the weights hangs on the machine; that they are the best ones does not.
+    keep, settings = list(range(8)), run_dir.read_record(edited).config.train
+    problem = (after.weight_KP, *problem_of(edited, keep))
+    assert kkt_residual(*problem, lam=settings.l1, ridge=settings.ridge) < 1e-4
+    assert line_of(edited, "edit")["after"]["accuracy"] == pytest.approx(accuracy_of(after.weight_KP, edited, keep))
     assert {path.name for path in (edited / "prototypes").iterdir()} == {
         Path(name).name for prototype in after.prototypes for name in (prototype.crop, prototype.source)
     }
