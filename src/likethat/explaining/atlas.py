@@ -12,21 +12,18 @@ from torch import Tensor
 
 from likethat import run_dir
 from likethat.classifier import Classifier, Prototype
-from likethat.data.cache import decode_samples
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import DataSet, Sample, fingerprint
 from likethat.data.decode import Box
-from likethat.data.loaders import hold
-from likethat.distributed import join, own_part
+from likethat.distributed import join
 from likethat.errors import UserError
 from likethat.explaining.boxes import activation_boxes
 from likethat.explaining.latent import Latent, latent_space
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance, Display
-from likethat.training.engine import EVAL_BATCH, batches_of
+from likethat.training.engine import own_batches_of_files
 from likethat.training.nearest import NearestPatches, Search
 
-CHUNK = 512  # pictures decoded and in memory at a time; whole batches
 MIXED = 0.5  # purity below which neighbours are called mixed
 
 
@@ -149,19 +146,12 @@ def _sweep(
     model.eval()
     search = Search(model, k)
     leader_N2 = torch.zeros(len(samples), 2, dtype=torch.double)
-    part = own_part(len(samples), EVAL_BATCH)
-    for start in range(part.start, part.stop, CHUNK):
-        chunk = tuple(samples[start : min(start + CHUNK, part.stop)])
-        decoded = decode_samples(root, chunk, model.backbone.input_size)
-        if decoded.problems:
-            raise UserError(f"{decoded.problems[0]}. Mend it, or say where the data is with --data DATA.")
-        images = hold(decoded.pixels, chunk, search.image_Pk.device)
-        for index_B, x_B3HW, label_B in batches_of(images):
-            output = model(x_B3HW)
-            search.offer(start + index_B, output.distance_BPHW)
-            points_B, leader_B = (output.score_BP * model.last_layer.weight[label_B]).max(1)
-            leader_N2[start + index_B] = torch.stack([points_B.cpu().double(), leader_B.cpu().double()], 1)
-            advance(start + int(index_B[-1]) + 1 - part.start, part.stop - part.start)
+    size_hw, device = model.backbone.input_size, search.image_Pk.device
+    for index_B, x_B3HW, label_B in own_batches_of_files(root, samples, size_hw, device, advance):
+        output = model(x_B3HW)
+        search.offer(index_B, output.distance_BPHW)
+        points_B, leader_B = (output.score_BP * model.last_layer.weight[label_B]).max(1)
+        leader_N2[index_B] = torch.stack([points_B.cpu().double(), leader_B.cpu().double()], 1)
     return search.found(), join(leader_N2)
 
 

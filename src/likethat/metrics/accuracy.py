@@ -11,14 +11,10 @@ import torch
 from torch import Tensor
 
 from likethat.classifier import Classifier
-from likethat.data.cache import decode_samples
 from likethat.data.dataset import Sample
-from likethat.data.loaders import hold
-from likethat.distributed import own_part
-from likethat.errors import UserError
 from likethat.plain import PlainRun
 from likethat.progress import Display
-from likethat.training.engine import EVAL_BATCH, batches_of, join_logits, measure
+from likethat.training.engine import join_logits, measure, own_batches_of_files
 
 
 @dataclass(frozen=True)
@@ -39,17 +35,11 @@ class Evaluation:
 def logits_of(classifier: Classifier | PlainRun, root: Path, samples: Sequence[Sample], display: Display) -> Tensor:
     """Logits of image files, summed over the members, each at its own input size."""
     total_NK = torch.zeros(len(samples), len(classifier.classes), device=classifier.device)
-    part = own_part(len(samples), EVAL_BATCH)
+    device = classifier.device
     for model in classifier.networks if isinstance(classifier, Classifier) else [classifier.model]:
-        with display.task("reading images") as advance:
-            decoded = decode_samples(root, samples[part], model.backbone.input_size, progress=advance)
-        if decoded.problems:
-            listed = "; ".join(str(problem) for problem in decoded.problems[:5])
-            raise UserError(f"{len(decoded.problems)} images cannot be read: {listed}. Mend or remove them.")
         with display.task("evaluating") as advance:
-            images = hold(decoded.pixels, tuple(samples[part]), classifier.device)
-            batches = ((part.start + index_B, *rest) for index_B, *rest in batches_of(images, advance))
-            total_NK += join_logits(model, batches, len(samples), classifier.device)
+            batches = own_batches_of_files(root, samples, model.backbone.input_size, device, advance)
+            total_NK += join_logits(model, batches, len(samples), device)
     return total_NK
 
 

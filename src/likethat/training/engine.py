@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from likethat.config import Config
-from likethat.data.loaders import Images, one_view_each
+from likethat.data.cache import decode_samples
+from likethat.data.dataset import Sample
+from likethat.data.loaders import Images, hold, one_view_each
 from likethat.distributed import join, own_part
+from likethat.errors import UserError
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.runtime import seed_for, send
 
 EVAL_BATCH = 64
+CHUNK = 512  # image files decoded and in memory at a time; whole batches
 BLOCK = 2**22  # logits that are converted to float64 at a time
 
 Batches = Iterator[tuple[Tensor, Tensor, Tensor]]  # numbers of the images, pictures, labels
@@ -43,6 +48,27 @@ def _batches(images: Images, part: slice, advance: Advance | None) -> Batches:
         yield (index_B, *images.batch(index_B))
         if advance:
             advance(int(index_B[-1]) + 1 - part.start, part.stop - part.start)
+
+
+def own_batches_of_files(
+    root: Path,
+    samples: Sequence[Sample],
+    size_hw: tuple[int, int],
+    device: torch.device,
+    advance: Advance | None = None,
+) -> Batches:
+    """The same of image files, decoded when they are needed, so that there may be any number of them."""
+    part = own_part(len(samples), EVAL_BATCH)
+    for start in range(part.start, part.stop, CHUNK):
+        chunk = tuple(samples[start : min(start + CHUNK, part.stop)])
+        decoded = decode_samples(root, chunk, size_hw)
+        if decoded.problems:
+            listed = "; ".join(str(problem) for problem in decoded.problems[:5])
+            raise UserError(f"{listed}. Mend the data, or say where it is with --data DATA.")
+        for index_B, x_B3HW, label_B in batches_of(hold(decoded.pixels, chunk, device)):
+            yield start + index_B, x_B3HW, label_B
+            if advance:
+                advance(start + int(index_B[-1]) + 1 - part.start, part.stop - part.start)
 
 
 def last_layer_images(train: Images, config: Config) -> Images:
