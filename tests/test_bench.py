@@ -74,10 +74,12 @@ def test_contenders_take_turns_and_ratios_are_medians_of_the_rounds() -> None:
         order.append(name)
         time.sleep(next(pauses))
 
-    ours, other = in_turn([lambda: contender("a"), lambda: contender("b")], CPU, 3)
+    ours, other = in_turn([lambda: contender("a"), lambda: contender("b")], CPU, 3, seconds=0)
     assert "".join(order) == "abababab"
     for measured, slept in zip(ours + other, [0.02, 0.04, 0.03, 0.01, 0.01, 0.03], strict=True):
         assert measured >= slept
+    (many,) = in_turn([lambda: None], CPU, 3, seconds=1e9)
+    assert len(many) == 12
     figure = compare("net", "a", "b", [2.0, 4.0, 3.0], [1.0, 1.0, 3.0], Goal(1.9), runs=10)
     assert (figure.ours, figure.other, figure.value) == (300.0, 100.0, 2.0)
     assert not figure.met

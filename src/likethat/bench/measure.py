@@ -16,6 +16,8 @@ import torch
 
 Result = TypeVar("Result")
 
+SECONDS, MORE = 10.0, 4  # for which a comparison goes on after its rounds, up to so many times as many
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -68,12 +70,17 @@ def timed(function: Callable[[], Result], device: torch.device) -> tuple[float, 
     return time.perf_counter() - started, result
 
 
-def in_turn(contenders: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[list[float]]:
+def in_turn(
+    contenders: Sequence[Callable[[], object]], device: torch.device, rounds: int, seconds: float = SECONDS
+) -> list[list[float]]:
     """Seconds of each contender in each round, after one round to warm up. They take turns, so that whatever else
-    the machine does meets all alike."""
+    the machine does meets all alike. Short rounds tell less each, so there are more of them, while the time lasts."""
     for contender in contenders:
         timed(contender, device)
-    turns = [[timed(contender, device)[0] for contender in contenders] for _ in range(rounds)]
+    turns: list[list[float]] = []
+    started = time.perf_counter()
+    while len(turns) < rounds or (len(turns) < MORE * rounds and time.perf_counter() - started < seconds):
+        turns.append([timed(contender, device)[0] for contender in contenders])
     return [list(column) for column in zip(*turns, strict=True)]
 
 

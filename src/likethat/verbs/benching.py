@@ -20,5 +20,5 @@ def bench(args: argparse.Namespace) -> int:
 
 def add_verbs(verbs: Any) -> None:
     verb = add_verb(verbs, "bench", bench, json=True)
-    verb.add_argument("--quick", action="store_true", help="one small network at the size of the demo: under a minute")
+    verb.add_argument("--quick", action="store_true", help="one small network at the size of the demo: about a minute")
     verb.add_argument("--compile", action="store_true", help="compile both sides, as train --compile does")
