@@ -87,7 +87,7 @@ def main() -> None:
     exact_arithmetic()
     base = Setting(
         resolve_device(args.device), (args.backbone,), input_size=args.input_size, classes=20, per_class=10,
-        batch=args.batch, forward_batch=args.batch, images=0, scored=0, steps=1, rounds=5,
+        batch=args.batch, forward_batch=args.batch, images=0, scored=0, steps=1, rounds=3,
     )  # fmt: skip
     fields: dict[str, Lines] = {
         "prototypes": {"training step": [], "inference": []},
