@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from likethat.bench.measure import with_peak
+from likethat.bench.measure import Goal, verdict, with_peak
 
-GOAL = 1.5
+GOAL = Goal(1.5)
 SIDE = 8  # pixels of a picture
 
 
@@ -90,10 +90,10 @@ def main() -> int:
     for name in figures[0]:
         unit, scale = ("MB", 1e-6) if name == "memory" else ("ms", 1e3)
         worst = max(entry[name] for entry in figures[1:]) / figures[0][name] if len(figures) > 1 else 1.0
-        met &= worst <= GOAL
+        met &= GOAL.met_by(worst)
         shown = "".join(f"{scale * entry[name]:12.2f}" for entry in figures)
-        print(f"{name + ', ' + unit:29}{shown}{worst:13.2f}  <= {GOAL}{'' if worst <= GOAL else ' MISSED'}")
-    print("all goals met" if met else "A GOAL WAS MISSED")
+        print(f"{name + ', ' + unit:29}{shown}{worst:13.2f}  {GOAL.next_to(worst)}")
+    print(verdict(met))
     return 0 if met else 1
 
 

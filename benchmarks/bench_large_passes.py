@@ -26,6 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
+from likethat.bench.measure import Goal, verdict
+
 BOUND = 2**18  # bytes of candidates, and of scores, in memory at a time
 EVERY = 0.002  # seconds between two looks at the memory
 MILLION = 1_000_000
@@ -144,11 +146,12 @@ def main() -> int:
     for name, stated in STATED.items():
         peaks = [entry[name] for entry in figures]
         growth = (peaks[-1] - peaks[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else stated
-        met &= growth <= stated
+        goal = Goal(stated)
+        met &= goal.met_by(growth)
         peaks.append(peaks[-1] + max(growth, 0) * (MILLION - sizes[-1]))  # extrapolated
         shown = "".join(f"{peak / 1e6:10.1f}" for peak in peaks)
-        print(f"{name:21}{shown}{growth:17.0f}  <= {stated}{'' if growth <= stated else ' MISSED'}")
-    print("all goals met" if met else "A GOAL WAS MISSED")
+        print(f"{name:21}{shown}{growth:17.0f}  {goal.next_to(growth)}")
+    print(verdict(met))
     return 0 if met else 1
 
 

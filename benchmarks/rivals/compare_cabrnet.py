@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import torch
 
+from likethat.bench.measure import Goal, verdict
 from likethat.bench.setting import Setting
 from likethat.training.engine import EVAL_BATCH
 from likethat.training.losses import protopnet_costs
@@ -27,7 +28,7 @@ from likethat.training.state import Progress
 
 BACKBONE = "resnet34"
 CPU = torch.device("cpu")
-GOAL = 1.0
+GOAL = Goal(1.0)
 
 
 def our_side(setting: Setting) -> dict[str, Callable[[], object]]:
@@ -89,10 +90,10 @@ def main() -> int:
                 pairs.append((took, float(rival.stdout.readline())))
             mine, theirs = (statistics.median(column) for column in zip(*pairs[1:], strict=True))
             ratio = statistics.median(one / two for one, two in pairs[1:])
-            met &= ratio <= GOAL
-            print(f"{what:38}{mine:9.3f}{theirs:9.3f}{ratio:7.2f}  <= {GOAL}{'' if ratio <= GOAL else ' MISSED'}")
+            met &= GOAL.met_by(ratio)
+            print(f"{what:38}{mine:9.3f}{theirs:9.3f}{ratio:7.2f}  {GOAL.next_to(ratio)}")
         rival.stdin.close()
-    print("all goals met" if met else "A GOAL WAS MISSED")
+    print(verdict(met))
     return 0 if met else 1
 
 

@@ -28,6 +28,16 @@ class Goal:
     def __str__(self) -> str:
         return f"{'>=' if self.at_least else '<='} {self.limit:g}{self.unit}"
 
+    def met_by(self, value: float) -> bool:
+        return value >= self.limit if self.at_least else value <= self.limit
+
+    def next_to(self, value: float) -> str:
+        return str(self) if self.met_by(value) else f"{self} MISSED"
+
+
+def verdict(met: bool) -> str:
+    return "all goals met" if met else "A GOAL WAS MISSED"
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -45,9 +55,7 @@ class Figure:
 
     @property
     def met(self) -> bool:
-        if self.goal is None:
-            return True
-        return self.value >= self.goal.limit if self.goal.at_least else self.value <= self.goal.limit
+        return self.goal is None or self.goal.met_by(self.value)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "goal": str(self.goal) if self.goal else None, "met": self.met}

@@ -6,6 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from likethat.bench.measure import verdict
 from likethat.bench.run import BenchResult
 
 WIDTH = 120  # where nothing says how wide lines may be
@@ -30,10 +31,10 @@ def print_bench(result: BenchResult) -> None:
             "" if value is None else f"{short(value)} {figure.unit}" for value in (figure.ours, figure.other)
         )
         ratio = "" if figure.other is None else short(figure.value)
-        goal = "" if figure.goal is None else f"{figure.goal}{'' if figure.met else ' MISSED'}"
+        goal = "" if figure.goal is None else figure.goal.next_to(figure.value)
         table.add_row(text, ours, other, ratio, goal, style=None if figure.met else "red")
     console.print(table)
-    console.print("all goals met" if result.met else "A GOAL WAS MISSED")
+    console.print(verdict(result.met))
 
 
 def short(value: float) -> str:

@@ -214,12 +214,8 @@ def _allocate(shape: tuple[int, ...]) -> np.ndarray:
         return np.zeros(shape, np.uint8)
     except MemoryError as error:
         raise UserError(
-            f"{_gigabytes(shape)} of memory are needed for the pixels: give a cache file on disk"
+            f"{math.prod(shape) / 1e9:.1f} GB of memory are needed for the pixels: give a cache file on disk"
         ) from error
-
-
-def _gigabytes(shape: tuple[int, ...]) -> str:
-    return f"{math.prod(shape) / 1e9:.1f} GB"
 
 
 def _move_together(pixels: np.ndarray, rows: Sequence[int]) -> None:
