@@ -18,6 +18,7 @@ from likethat.data.parts import PartTable
 from likethat.metrics.regions import Reading
 from likethat.metrics.sweep import Batch, Subject
 from likethat.models.protopnet import Output, ProtoPNet, create_protopnet
+from likethat.models.prototypes import DistanceMaps
 
 SIDE = 128  # pixels of the input
 MAP = 4  # cells of the map along a side
@@ -64,9 +65,9 @@ def make_subject(
 
 def reading(network: ProtoPNet, similarity_BPHW: Tensor) -> Reading:
     score_BP = similarity_BPHW.flatten(2).amax(2)
-    output = Output(
-        score_BP @ network.last_layer.weight.detach().T, score_BP, -score_BP, -similarity_BPHW, lambda d: -d
-    )
+    maps = DistanceMaps(-similarity_BPHW, torch.zeros(score_BP.shape[1]), floor=False)
+    logits_BK = score_BP @ network.last_layer.weight.detach().T
+    output = Output(logits_BK, score_BP, -score_BP, maps, lambda d: -d)
     return Reading([network], [output])
 
 

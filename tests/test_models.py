@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from likethat.errors import UserError
 from likethat.models.backbone import create_backbone
 from likethat.models.protopnet import create_add_on
-from likethat.models.prototypes import squared_distances
+from likethat.models.prototypes import PrototypeLayer, bfloat16_parts, squared_distances
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_distances_are_exact_near_zero(seed: int, length: float, step: float) ->
     prototype = torch.rand(5, 32, generator=generator) * length
     patch = (prototype[:1] + step * torch.randn(1, 32, generator=generator)).view(1, 32, 1, 1)
     exact = (patch.view(1, 32).double() - prototype.double()).square().sum(1)
-    got = squared_distances(patch, prototype).view(5)
+    got = squared_distances(patch, prototype).distances().view(5)
     assert (got.double() - exact).abs().max() <= 2e-6 * max(1.0, float(exact.max()))
     assert (got >= 0).all()
 
@@ -68,9 +68,9 @@ def test_distances_are_exact_near_zero(seed: int, length: float, step: float) ->
 def test_distances_ignore_autocast() -> None:
     patch, prototype = torch.rand(2, 64, 3, 3), torch.rand(7, 64)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = squared_distances(patch, prototype)
+        inside = squared_distances(patch, prototype).distances()
     assert inside.dtype == torch.float32
-    assert torch.equal(inside, squared_distances(patch, prototype))
+    assert torch.equal(inside, squared_distances(patch, prototype).distances())
 
 
 @pytest.mark.parametrize(
@@ -159,3 +159,24 @@ def test_weights_that_cannot_be_had_name_three_ways_out(tmp_path: Path, monkeypa
 def test_prototypes_larger_than_the_map_are_refused() -> None:
     with pytest.raises(UserError, match="do not fit"):
         tiny_model([1, 1], prototype_shape=(4, 1))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(width=32, min_value=-1, max_value=1), min_size=1, max_size=20))
+def test_three_parts_hold_every_number(values: list[float]) -> None:
+    """Down to where bfloat16 and float32 end alike."""
+    vector = torch.tensor([[value for value in values if abs(value) > 1e-30 or value == 0]])
+    parts = bfloat16_parts(vector)
+    assert all(part.dtype == torch.bfloat16 for part in parts)
+    assert torch.equal(sum(part.double() for part in parts), vector.double())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="bfloat16 products with fp32 sums need a CUDA GPU")
+def test_distances_in_bfloat16_are_those_in_fp32() -> None:
+    layer = PrototypeLayer([0, 0, 1], 512, (1, 1), "cosine").cuda()
+    z_BDHW = torch.randn(5, 512, 4, 3, device="cuda").bfloat16()
+    z_BDHW[0, :, 0, 0] = layer.prototype_PDhw[1, :, 0, 0]
+    with torch.no_grad():
+        mixed, exact = layer(z_BDHW), layer(z_BDHW.float())
+    torch.testing.assert_close(mixed.distances(), exact.distances(), rtol=0, atol=2e-6)
+    torch.testing.assert_close(mixed.smallest(), exact.smallest(), rtol=0, atol=2e-6)

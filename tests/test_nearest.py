@@ -83,9 +83,9 @@ def test_a_few_prototypes_at_a_time_find_the_same(
     model, pictures = tiny_model([3, 1, 3], **options), random_images(9, 3)
     layer = model.prototype_layer
     z_BDHW = model.eval().latent(pictures.batch(torch.arange(2))[0])
-    blocks = list(layer.in_blocks(z_BDHW, most))
-    assert all(distance_BpHW.numel() <= max(most, z_BDHW[:, 0].numel()) for _, distance_BpHW in blocks)
-    torch.testing.assert_close(torch.cat([block for _, block in blocks], 1), layer(z_BDHW), rtol=1e-5, atol=1e-5)
+    blocks = [maps.distances() for _, maps in layer.in_blocks(z_BDHW, most)]
+    assert all(distance_BpHW.numel() <= max(most, z_BDHW[:, 0].numel()) for distance_BpHW in blocks)
+    torch.testing.assert_close(torch.cat(blocks, 1), layer(z_BDHW).distances(), rtol=1e-5, atol=1e-5)
     expected = nearest_patches(model, pictures, 4)
     monkeypatch.setattr(type(layer).in_blocks, "__defaults__", (most,))
     found = nearest_patches(model, pictures, 4)

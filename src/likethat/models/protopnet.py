@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from likethat.config import AUTO_WIDTH, ModelConfig
 from likethat.errors import UserError
 from likethat.models.backbone import Backbone, create_backbone
-from likethat.models.prototypes import PrototypeLayer
+from likethat.models.prototypes import DistanceMaps, PrototypeLayer
 
 
 @dataclass
@@ -21,12 +22,17 @@ class Output:
     logits_BK: Tensor
     score_BP: Tensor
     min_distance_BP: Tensor
-    distance_BPHW: Tensor
+    maps: DistanceMaps
     of_distance: Callable[[Tensor], Tensor]
+
+    @cached_property
+    def distance_BPHW(self) -> Tensor:
+        """Computed when asked for, since training does not need them."""
+        return self.maps.distances()
 
     @property
     def similarity_BPHW(self) -> Tensor:
-        """The activation maps; computed when asked for, since training does not need them."""
+        """The activation maps."""
         return self.of_distance(self.distance_BPHW)
 
 
@@ -78,14 +84,14 @@ class ProtoPNet(nn.Module):
         return self.head(self.add_on(feature_BCHW))
 
     def head(self, z_BDHW: Tensor) -> Output:
-        distance_BPHW = self.prototype_layer(z_BDHW)
+        maps = self.prototype_layer(z_BDHW)
         # Similarity falls with distance, so the largest similarity is that of the smallest distance.
-        min_distance_BP = distance_BPHW.flatten(2).amin(2)
+        min_distance_BP = maps.smallest()
         of_distance = self.prototype_layer.similarity.of_distance
         score_BP = of_distance(min_distance_BP)
         with torch.autocast(z_BDHW.device.type, enabled=False):
             logits_BK = self.last_layer(score_BP)
-        return Output(logits_BK, score_BP, min_distance_BP, distance_BPHW, of_distance)
+        return Output(logits_BK, score_BP, min_distance_BP, maps, of_distance)
 
 
 def create_add_on(kind: str, channels: int, width: int) -> nn.Sequential:

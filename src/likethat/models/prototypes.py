@@ -55,8 +55,37 @@ def patches(z_BDHW: Tensor, window: tuple[int, int]) -> Tensor:
     return F.unfold(z_BDHW, window).unflatten(2, (height, width))
 
 
-def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor, centre_D: Tensor | None = None) -> Tensor:
-    """||patch - prototype||^2 for all pairs as B, P, H, W, in fp32 whatever the surrounding autocast.
+def bfloat16_parts(vector_PD: Tensor) -> list[Tensor]:
+    """Three numbers of 8 significant bits hold the 24 of an fp32 number: their sum is that number."""
+    parts: list[Tensor] = []
+    for _ in range(3):
+        parts.append(vector_PD.bfloat16())
+        vector_PD = vector_PD - parts[-1].float()
+    return parts
+
+
+@dataclass
+class DistanceMaps:
+    """Distances of all patches to all prototypes before the last step. That keeps their order, so that where only the
+    smallest are wanted, only they take it."""
+
+    start_BPHW: Tensor
+    rest_P: Tensor
+    floor: bool  # rounding may leave a squared distance below 0
+
+    def distances(self) -> Tensor:
+        return self._finish(self.start_BPHW, self.rest_P[:, None, None])
+
+    def smallest(self) -> Tensor:
+        """Of each prototype, over all patches of an image: B, P."""
+        return self._finish(self.start_BPHW.flatten(2).amin(2), self.rest_P)
+
+    def _finish(self, start: Tensor, rest: Tensor) -> Tensor:
+        return F.relu(start + rest) if self.floor else start + rest
+
+
+def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor, centre_D: Tensor | None = None) -> DistanceMaps:
+    """||patch - prototype||^2 for all pairs, in fp32 whatever the surrounding autocast.
 
     Expanding the square makes it one matrix product. Both sides are centred on the mean prototype first (of all of
     them, where only some are given): the expansion's rounding error grows with the vectors' lengths, and the log
@@ -67,16 +96,27 @@ def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor, centre_D: Tensor
         centre_D = prototype_PD.detach().mean(0) if centre_D is None else centre_D
         patch_BDHW = patch_BDHW.float() - centre_D[:, None, None]
         prototype_PD = prototype_PD - centre_D
-        product_BPHW = F.conv2d(patch_BDHW, prototype_PD[:, :, None, None])
+        product_BPHW = F.conv2d(patch_BDHW, (-2 * prototype_PD)[:, :, None, None])
         patch_norm_B1HW = patch_BDHW.square().sum(1, keepdim=True)
-        prototype_norm_P11 = prototype_PD.square().sum(1)[:, None, None]
-        return F.relu(patch_norm_B1HW - 2 * product_BPHW + prototype_norm_P11)
+        return DistanceMaps(patch_norm_B1HW + product_BPHW, prototype_PD.square().sum(1), floor=True)
 
 
-def angular_distances(patch_BDHW: Tensor, prototype_PD: Tensor) -> Tensor:
-    """2 - 2 <patch, prototype> for all pairs as B, P, H, W, in fp32: the squared distance of unit vectors."""
+def angular_distances(patch_BDHW: Tensor, prototype_PD: Tensor) -> DistanceMaps:
+    """2 - 2 <patch, prototype> for all pairs, in fp32: the squared distance of unit vectors."""
     with torch.autocast(patch_BDHW.device.type, enabled=False):
-        return 2 - 2 * F.conv2d(patch_BDHW.float(), prototype_PD.float()[:, :, None, None])
+        product_BPHW = F.conv2d(patch_BDHW.float(), (-2 * prototype_PD.float())[:, :, None, None])
+        return DistanceMaps(product_BPHW, product_BPHW.new_full((len(prototype_PD),), 2.0), floor=False)
+
+
+def mixed_angular_distances(z_BDHW: Tensor, prototype_PD: Tensor) -> DistanceMaps:
+    """The same for vectors of any length in bfloat16, on CUDA and without gradients: with the prototypes in parts every
+    product is exact and sums are fp32, at the speed of bfloat16."""
+    z_BHWD = z_BDHW.permute(0, 2, 3, 1)
+    parts_PE = torch.cat(bfloat16_parts(prototype_PD), 1)
+    product_SP = torch.mm(z_BHWD.flatten(0, 2).repeat(1, 3), parts_PE.T, out_dtype=torch.float32)
+    scale_BHW1 = -2 / z_BHWD.float().norm(dim=3, keepdim=True).clamp(min=1e-12)
+    start_BPHW = product_SP.unflatten(0, z_BHWD.shape[:3]).mul_(scale_BHW1).permute(0, 3, 1, 2)
+    return DistanceMaps(start_BPHW, start_BPHW.new_full((len(prototype_PD),), 2.0), floor=False)
 
 
 class PrototypeLayer(nn.Module):
@@ -118,12 +158,15 @@ class PrototypeLayer(nn.Module):
         layer.class_P, layer.unprojected_PDhw = class_P, before_PD.detach().view(shape).clone()
         return layer
 
-    def forward(self, z_BDHW: Tensor) -> Tensor:
+    def forward(self, z_BDHW: Tensor) -> DistanceMaps:
+        mixed = z_BDHW.is_cuda and z_BDHW.dtype == torch.bfloat16 and not torch.is_grad_enabled()
+        if mixed and self.similarity.angular and self.window == (1, 1):
+            return mixed_angular_distances(z_BDHW, self.vectors())
         distances = angular_distances if self.similarity.angular else squared_distances
         return distances(self.patches(z_BDHW), self.vectors())
 
-    def in_blocks(self, z_BDHW: Tensor, most: int = BLOCK) -> Iterator[tuple[slice, Tensor]]:
-        """The same distances, some prototypes after others, so that at most `most` of them are in memory at a time."""
+    def in_blocks(self, z_BDHW: Tensor, most: int = BLOCK) -> Iterator[tuple[slice, DistanceMaps]]:
+        """The same, some prototypes after others, so that at most `most` distances are in memory at a time."""
         patch_BDHW, vector_PD = self.patches(z_BDHW), self.vectors()
         centre_D = vector_PD.detach().float().mean(0)
         size = max(1, most // patch_BDHW[:, 0].numel())

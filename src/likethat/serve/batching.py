@@ -103,7 +103,7 @@ def _one(output: Output, number: int) -> Output:
         logits_BK=output.logits_BK[only],
         score_BP=output.score_BP[only],
         min_distance_BP=output.min_distance_BP[only],
-        distance_BPHW=output.distance_BPHW[only],
+        maps=replace(output.maps, start_BPHW=output.maps.start_BPHW[only]),
     )
 
 

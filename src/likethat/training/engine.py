@@ -90,7 +90,7 @@ def score_images(model: ProtoPNet, images: Images, advance: Advance | None = Non
 def scores_of(model: ProtoPNet, x_B3HW: Tensor) -> Tensor:
     """The similarity scores of some pictures, B x P, without all their distances in memory at a time."""
     layer = model.prototype_layer
-    nearest = [distance_BpHW.flatten(2).amin(2) for _, distance_BpHW in layer.in_blocks(model.latent(x_B3HW))]
+    nearest = [maps.smallest() for _, maps in layer.in_blocks(model.latent(x_B3HW))]
     return layer.similarity.of_distance(torch.cat(nearest, 1))
 
 

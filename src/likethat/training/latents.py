@@ -61,4 +61,4 @@ def cache_latents(model: ProtoPNet, images: Images, file: Path, advance: Advance
 def score_latents(layer: PrototypeLayer, latents: Latents) -> Tensor:
     """The similarity scores of every image, N x P, as the whole network gives them."""
     of_distance = layer.similarity.of_distance
-    return torch.cat([of_distance(layer(z_BDHW).flatten(2).amin(2)) for z_BDHW in latents.batches()])
+    return torch.cat([of_distance(layer(z_BDHW).smallest()) for z_BDHW in latents.batches()])

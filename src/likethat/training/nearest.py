@@ -78,6 +78,6 @@ def nearest_patches(model: ProtoPNet, images: Images, k: int, advance: Advance |
     model.eval()
     search = Search(model, k)
     for index_B, x_B3HW, _ in own_batches_of(images, advance):
-        for rows, distance_BpHW in model.prototype_layer.in_blocks(model.latent(x_B3HW)):
-            search.offer(index_B, distance_BpHW, rows)
+        for rows, maps in model.prototype_layer.in_blocks(model.latent(x_B3HW)):
+            search.offer(index_B, maps.distances(), rows)
     return search.found()

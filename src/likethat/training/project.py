@@ -57,7 +57,8 @@ class Candidates:
         """Merges the patches of some images of one class; `number_bS` names each patch. The sort is stable, so
         patches offered earlier win ties."""
         label -= self.first
-        distance_mS = squared_distances(patch_bDHW, self.vector_KmD[label]).flatten(2).transpose(0, 1).flatten(1)
+        distance_bmHW = squared_distances(patch_bDHW, self.vector_KmD[label]).distances()
+        distance_mS = distance_bmHW.flatten(2).transpose(0, 1).flatten(1)
         distance_mS = distance_mS.masked_fill(~self.used_Km[label][:, None], float("inf"))
         both = torch.cat([self.distance_Kmc[label], distance_mS], 1)
         kept = self.distance_Kmc.shape[2]
