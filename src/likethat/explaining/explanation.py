@@ -224,7 +224,7 @@ def explain_outputs(
         raise UserError(f"At least 1 class must be explained, and {top_classes} were asked for.")
     rival = None if against is None else class_number(classifier.classes, against)
     further = [class_number(classifier.classes, name) for name in also]
-    weight_KP = classifier.weight_KP.cpu().double()
+    weight_KP = classifier.weight_KP
     score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()
     logit_BK = torch.stack([output.logits_BK for output in outputs]).sum(0).cpu().double()
     verdicts = classifier.verdicts(logit_BK, score_BP, level)
@@ -236,11 +236,12 @@ def explain_outputs(
         opponent = rival if rival != order[0] else order[1]
         shown += sorted({opponent, *further} - {None, *shown}, key=order.index)
         nearest = score_P.argsort(descending=True, stable=True)[:NEAREST].tolist()
-        wanted_P = (weight_KP[shown] != 0).any(0)
+        weight_kP = weight_KP[shown].cpu().double()
+        wanted_P = (weight_kP != 0).any(0)
         wanted_P[nearest] = True
         closely_P = torch.zeros_like(wanted_P)
         closely_P[nearest] = True
-        points_kP = (weight_KP[shown] * score_P).abs()
+        points_kP = (weight_kP * score_P).abs()
         closely_P[points_kP.topk(min(CLOSELY, points_kP.shape[1])).indices] = True
         options: dict[str, Any] = {"percentile": percentile, "attribution": attribution}
         matches = find_matches(classifier, outputs, prepared, number, wanted_P, closely_P, **options)
@@ -249,7 +250,7 @@ def explain_outputs(
                 path=path,
                 image=prepared.image,
                 view=prepared.views[0],
-                classes=_sheets(classifier.classes, shown, logit_K, weight_KP, matches),
+                classes=_sheets(classifier.classes, shown, logit_K, weight_kP, matches),
                 nearest=tuple(matches[p] for p in nearest),
                 rival=None if opponent is None else classifier.classes[opponent],
                 run=classifier.path,
@@ -269,13 +270,14 @@ def class_number(classes: Sequence[str], name: str) -> int:
 
 
 def _sheets(
-    classes: Sequence[str], shown: Sequence[int], logit_K: Tensor, weight_KP: Tensor, matches: Mapping[int, Match]
+    classes: Sequence[str], shown: Sequence[int], logit_K: Tensor, weight_kP: Tensor, matches: Mapping[int, Match]
 ) -> tuple[Sheet, ...]:
     probabilities, logits = logit_K.softmax(0).tolist(), logit_K.tolist()
     sheets = []
-    for label in shown:
-        weights = {p: weight for p, weight in enumerate(weight_KP[label].tolist()) if weight}
-        rows = [Row(matches[p], weight, matches[p].similarity * weight) for p, weight in weights.items()]
+    for label, weight_P in zip(shown, weight_kP, strict=True):
+        connected_p = weight_P.nonzero()[:, 0]
+        weights = zip(connected_p.tolist(), weight_P[connected_p].tolist(), strict=True)
+        rows = [Row(matches[p], weight, matches[p].similarity * weight) for p, weight in weights]
         in_order = _added_up(rows, logits[label], abs(logits[label]))
         sheets.append(Sheet(classes[label], logits[label], probabilities[label], in_order))
     return tuple(sheets)

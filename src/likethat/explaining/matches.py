@@ -62,16 +62,17 @@ def find_matches(
     ):
         mine = slice(start, start + output.score_BP.shape[1])
         for method, chosen_P in ((UPSAMPLING, wanted_P & ~finely_P), (attribution, finely_P)):
-            chosen_p = chosen_P[mine].nonzero()[:, 0].to(classifier.device)
-            if not len(chosen_p):
+            numbers = chosen_P[mine].nonzero()[:, 0]
+            if not len(numbers):
                 continue
+            chosen_p = numbers.to(classifier.device)
             if method == UPSAMPLING:
                 map_pHW = output.of_distance(output.distance_BPHW[number, chosen_p])
             else:
                 map_pHW = attribute(network, pixels.to(classifier.device).float() / 255, chosen_p, method)
             similarities = output.score_BP[number, chosen_p].cpu().double().tolist()
             boxes, (height, width) = activation_boxes(map_pHW, view.input_hw, percentile), view.input_hw
-            for p, similarity, box, map_HW in zip(chosen_p.tolist(), similarities, boxes, map_pHW.cpu(), strict=True):
+            for p, similarity, box, map_HW in zip(numbers.tolist(), similarities, boxes, map_pHW.cpu(), strict=True):
                 share = (box[0] / width, box[1] / height, box[2] / width, box[3] / height)
                 prototype = classifier.prototypes[start + p]
                 found[start + p] = Match(prototype, similarity, view.to_file(box), share, map_HW, method)

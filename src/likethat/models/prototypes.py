@@ -55,6 +55,18 @@ def patches(z_BDHW: Tensor, window: tuple[int, int]) -> Tensor:
     return F.unfold(z_BDHW, window).unflatten(2, (height, width))
 
 
+def products(patch_BDHW: Tensor, vector_PD: Tensor) -> Tensor:
+    """<patch, vector> for all pairs as B, P, H, W. Vectors B, P, D are others for each image.
+
+    It is one product of two matrices where maps lie in memory channels last, which gives one that does too."""
+    patch_BHWD = patch_BDHW.permute(0, 2, 3, 1)
+    if vector_PD.ndim == 3:
+        product_BHWP = (patch_BHWD.flatten(1, 2) @ vector_PD.mT).unflatten(1, patch_BHWD.shape[1:3])
+    else:
+        product_BHWP = (patch_BHWD.flatten(0, 2) @ vector_PD.T).unflatten(0, patch_BHWD.shape[:3])
+    return product_BHWP.permute(0, 3, 1, 2)
+
+
 def bfloat16_parts(vector_PD: Tensor) -> list[Tensor]:
     """Three numbers of 8 significant bits hold the 24 of an fp32 number: their sum is that number."""
     parts: list[Tensor] = []
@@ -74,7 +86,7 @@ class DistanceMaps:
     floor: bool  # rounding may leave a squared distance below 0
 
     def distances(self) -> Tensor:
-        return self._finish(self.start_BPHW, self.rest_P[:, None, None])
+        return self._finish(self.start_BPHW, self.rest_P[..., None, None])
 
     def smallest(self) -> Tensor:
         """Of each prototype, over all patches of an image: B, P."""
@@ -85,7 +97,8 @@ class DistanceMaps:
 
 
 def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor, centre_D: Tensor | None = None) -> DistanceMaps:
-    """||patch - prototype||^2 for all pairs, in fp32 whatever the surrounding autocast.
+    """||patch - prototype||^2 for all pairs, in fp32 whatever the surrounding autocast. Prototypes B, P, D are others
+    for each image.
 
     Expanding the square makes it one matrix product. Both sides are centred on the mean prototype first (of all of
     them, where only some are given): the expansion's rounding error grows with the vectors' lengths, and the log
@@ -93,18 +106,18 @@ def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor, centre_D: Tensor
     """
     with torch.autocast(patch_BDHW.device.type, enabled=False):
         prototype_PD = prototype_PD.float()
-        centre_D = prototype_PD.detach().mean(0) if centre_D is None else centre_D
-        patch_BDHW = patch_BDHW.float() - centre_D[:, None, None]
-        prototype_PD = prototype_PD - centre_D
-        product_BPHW = F.conv2d(patch_BDHW, (-2 * prototype_PD)[:, :, None, None])
+        centre_D = prototype_PD.detach().mean(-2) if centre_D is None else centre_D
+        patch_BDHW = patch_BDHW.float() - centre_D[..., None, None]
+        prototype_PD = prototype_PD - centre_D[..., None, :]
+        product_BPHW = products(patch_BDHW, -2 * prototype_PD)
         patch_norm_B1HW = patch_BDHW.square().sum(1, keepdim=True)
-        return DistanceMaps(patch_norm_B1HW + product_BPHW, prototype_PD.square().sum(1), floor=True)
+        return DistanceMaps(patch_norm_B1HW + product_BPHW, prototype_PD.square().sum(-1), floor=True)
 
 
 def angular_distances(patch_BDHW: Tensor, prototype_PD: Tensor) -> DistanceMaps:
     """2 - 2 <patch, prototype> for all pairs, in fp32: the squared distance of unit vectors."""
     with torch.autocast(patch_BDHW.device.type, enabled=False):
-        product_BPHW = F.conv2d(patch_BDHW.float(), (-2 * prototype_PD.float())[:, :, None, None])
+        product_BPHW = products(patch_BDHW.float(), -2 * prototype_PD.float())
         return DistanceMaps(product_BPHW, product_BPHW.new_full((len(prototype_PD),), 2.0), floor=False)
 
 

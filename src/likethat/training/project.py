@@ -14,6 +14,7 @@ from likethat.errors import UserError
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import squared_distances
 from likethat.progress import Advance
+from likethat.runtime import send
 from likethat.training.engine import EVAL_BATCH, groups_within
 
 MOST_BYTES = 2**28  # of candidates in memory at a time
@@ -27,6 +28,27 @@ class Projection:
     row_P: Tensor
     column_P: Tensor
     moved_P: Tensor
+
+
+class ClassRows:
+    """Images that come class by class, as a table with a row for each of these k classes, and in it a place for every
+    image of the class that has most of them."""
+
+    def __init__(self, label_B: Tensor, device: torch.device) -> None:
+        """`label_B` is not on the device, so that nothing waits for that to tell the table's size."""
+        label_k, count_k = label_B.unique_consecutive(return_counts=True)
+        first_k = count_k.cumsum(0) - count_k
+        row_B = torch.arange(len(label_k)).repeat_interleave(count_k)
+        rank_B = torch.arange(len(label_B)) - first_k[row_B]
+        self.shape = len(label_k), int(count_k.max())
+        self.label_B, self.label_k, self.first_k = (send(value, device) for value in (label_B, label_k, first_k))
+        self.row_B, self.rank_B = send(row_B, device), send(rank_B, device)
+
+    def spread(self, value_B: Tensor, empty: float) -> Tensor:
+        """What each image has, in its place."""
+        table = value_B.new_full((*self.shape, *value_B.shape[1:]), empty)
+        table[self.row_B, self.rank_B] = value_B
+        return table
 
 
 class Candidates:
@@ -53,25 +75,26 @@ class Candidates:
         self.patch_Kmc = torch.full_like(self.distance_Kmc, -1, dtype=torch.long)
         self.nearest_KmcD = vector_PD.new_zeros(len(labels), most, most, vector_PD.shape[1])
 
-    def offer(self, label: int, patch_bDHW: Tensor, number_bS: Tensor) -> None:
-        """Merges the patches of some images of one class; `number_bS` names each patch. The sort is stable, so
-        patches offered earlier win ties."""
-        label -= self.first
-        distance_bmHW = squared_distances(patch_bDHW, self.vector_KmD[label]).distances()
-        distance_mS = distance_bmHW.flatten(2).transpose(0, 1).flatten(1)
-        distance_mS = distance_mS.masked_fill(~self.used_Km[label][:, None], float("inf"))
-        both = torch.cat([self.distance_Kmc[label], distance_mS], 1)
-        kept = self.distance_Kmc.shape[2]
-        order_mc = both.argsort(dim=1, stable=True)[:, :kept]
-        number_mS = number_bS.flatten().expand(len(both), -1)
-        vector_SD = patch_bDHW.flatten(2).transpose(1, 2).flatten(0, 1)
-        is_old_mc1 = (order_mc < kept)[..., None]
-        old_mcD = self.nearest_KmcD[label].gather(
-            1, order_mc.clamp(max=kept - 1)[..., None].expand(-1, -1, vector_SD.shape[1])
-        )
-        self.nearest_KmcD[label] = torch.where(is_old_mc1, old_mcD, vector_SD[(order_mc - kept).clamp(min=0)])
-        self.patch_Kmc[label] = torch.cat([self.patch_Kmc[label], number_mS], 1).gather(1, order_mc)
-        self.distance_Kmc[label] = both.gather(1, order_mc)
+    def offer(self, label_B: Tensor, patch_BDHW: Tensor, number_BS: Tensor) -> None:
+        """Merges the patches of some images, which come class by class; `number_BS` names each patch. The sort is
+        stable, so patches offered earlier win ties."""
+        rows = ClassRows(label_B - self.first, patch_BDHW.device)
+        k, B = rows.label_k, rows.label_B
+        distance_BmS = squared_distances(patch_BDHW, self.vector_KmD[B]).distances().flatten(2)
+        distance_BmS = distance_BmS.masked_fill(~self.used_Km[B][..., None], float("inf"))
+        new_kmX = rows.spread(distance_BmS, float("inf")).transpose(1, 2).flatten(2)
+        both_kmX = torch.cat([self.distance_Kmc[k], new_kmX], 2)
+        kept, places = self.distance_Kmc.shape[2], number_BS.shape[1]
+        order_kmc = both_kmX.argsort(dim=2, stable=True)[..., :kept]
+        place_kmc = (order_kmc - kept).clamp(min=0)
+        image_kmc = (rows.first_k[:, None, None] + place_kmc // places).clamp(max=len(B) - 1)
+        new_kmcD = patch_BDHW.flatten(2).transpose(1, 2)[image_kmc, place_kmc % places]
+        old_kmc1 = order_kmc.clamp(max=kept - 1)[..., None]
+        old_kmcD = self.nearest_KmcD[k].gather(2, old_kmc1.expand(-1, -1, -1, new_kmcD.shape[3]))
+        self.nearest_KmcD[k] = torch.where((order_kmc < kept)[..., None], old_kmcD, new_kmcD)
+        number_kmX = rows.spread(number_BS, -1).flatten(1)[:, None].expand_as(new_kmX)
+        self.patch_Kmc[k] = torch.cat([self.patch_Kmc[k], number_kmX], 2).gather(2, order_kmc)
+        self.distance_Kmc[k] = both_kmX.gather(2, order_kmc)
 
     def join(self) -> None:
         """Of several processes that were offered one part each, an earlier one earlier patches."""
@@ -112,8 +135,9 @@ def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance:
 def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | None = None) -> Iterator[Candidates]:
     """Images go class by class, so that a batch meets few classes, and candidates need not be kept of all of them."""
     layer = model.prototype_layer
-    order_N = images.label_N.argsort(stable=True)
-    before_K = images.label_N.bincount(minlength=model.num_classes).cumsum(0).tolist()
+    label_N = images.label_N.cpu()
+    order_N = label_N.argsort(stable=True)
+    before_K = label_N.bincount(minlength=model.num_classes).cumsum(0).tolist()
     height, width = model.patch_grid
     place_S = torch.arange(height * width, device=images.device)
     most = int(model.own_KP.sum(1).max())
@@ -124,11 +148,9 @@ def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | No
         part = own_part(end - first, EVAL_BATCH)
         for start in range(first + part.start, first + part.stop, EVAL_BATCH):
             index_B = order_N[start : min(start + EVAL_BATCH, first + part.stop)]
-            x_B3HW, label_B = images.batch(index_B)
-            patch_BDHW = layer.patches(model.latent(x_B3HW))
-            for label in label_B.unique_consecutive().tolist():
-                here = label_B == label
-                candidates.offer(label, patch_BDHW[here], index_B[here][:, None] * len(place_S) + place_S)
+            patch_BDHW = layer.patches(model.latent(images.batch(index_B)[0]))
+            number_BS = send(index_B, images.device)[:, None] * len(place_S) + place_S
+            candidates.offer(label_N[index_B], patch_BDHW, number_BS)
             if advance:
                 advance(start + len(index_B), len(images))
         candidates.join()
