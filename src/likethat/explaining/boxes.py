@@ -18,15 +18,16 @@ ROUNDING = 4e-6  # of a map's range: pixels closer than this to the threshold ar
 
 
 @lru_cache(maxsize=64)
-def _bicubic_matrix(size: int, cells: int) -> Tensor:
+def _bicubic_matrix(size: int, cells: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """size x cells; bicubic interpolation of a line is a product with it, and that of a map with two of them."""
-    return F.interpolate(torch.eye(cells)[None, None], (size, cells), mode="bicubic", align_corners=False)[0, 0]
+    matrix = F.interpolate(torch.eye(cells)[None, None], (size, cells), mode="bicubic", align_corners=False)[0, 0]
+    return matrix.to(device, dtype)
 
 
 def upsample(map_PHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
     """Bicubic, as F.interpolate(align_corners=False) and OpenCV's INTER_CUBIC do it, but many times faster."""
-    height, width = map_PHW.shape[1:]
-    return _bicubic_matrix(size_hw[0], height).to(map_PHW) @ map_PHW @ _bicubic_matrix(size_hw[1], width).to(map_PHW).T
+    (height, width), kind = map_PHW.shape[1:], (map_PHW.device, map_PHW.dtype)
+    return _bicubic_matrix(size_hw[0], height, *kind) @ map_PHW @ _bicubic_matrix(size_hw[1], width, *kind).T
 
 
 def check_percentile(percentile: float) -> None:

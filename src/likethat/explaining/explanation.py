@@ -244,7 +244,7 @@ def explain_outputs(
         points_kP = (weight_kP * score_P).abs()
         closely_P[points_kP.topk(min(CLOSELY, points_kP.shape[1])).indices] = True
         options: dict[str, Any] = {"percentile": percentile, "attribution": attribution}
-        matches = find_matches(classifier, outputs, prepared, number, wanted_P, closely_P, **options)
+        matches = find_matches(classifier, outputs, prepared, number, score_P, wanted_P, closely_P, **options)
         explanations.append(
             Explanation(
                 path=path,

@@ -44,6 +44,7 @@ def find_matches(
     outputs: Sequence[Output],
     prepared: Prepared,
     number: int,
+    score_P: Tensor,
     wanted_P: Tensor,
     closely_P: Tensor,
     *,
@@ -52,7 +53,8 @@ def find_matches(
 ) -> dict[int, Match]:
     """The wanted prototypes in one picture of the batch, by their place among all members' prototypes.
 
-    Those of `closely_P` are located by `attribution`, the others by upsampling, which costs nothing.
+    `score_P` are their similarities. Those of `closely_P` are located by `attribution`, the others by upsampling,
+    which costs nothing.
     """
     found: dict[int, Match] = {}
     finely_P = wanted_P & closely_P if attribution != UPSAMPLING else torch.zeros_like(wanted_P)
@@ -70,7 +72,7 @@ def find_matches(
                 map_pHW = output.of_distance(output.distance_BPHW[number, chosen_p])
             else:
                 map_pHW = attribute(network, pixels.to(classifier.device).float() / 255, chosen_p, method)
-            similarities = output.score_BP[number, chosen_p].cpu().double().tolist()
+            similarities = score_P[mine][numbers].tolist()
             boxes, (height, width) = activation_boxes(map_pHW, view.input_hw, percentile), view.input_hw
             for p, similarity, box, map_HW in zip(numbers.tolist(), similarities, boxes, map_pHW.cpu(), strict=True):
                 share = (box[0] / width, box[1] / height, box[2] / width, box[3] / height)
