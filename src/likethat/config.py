@@ -62,7 +62,7 @@ class AugmentConfig:
     jitter: float = _option(0.3, "largest relative change of brightness, contrast and saturation")
     erase: float = _option(0.25, "chance of a gray hole in a view")
     cutmix: float = _option(
-        0.5, "chance, in joint training with --distillation 1, that a piece of another picture covers part of a view"
+        1.0, "chance, in joint training with --distillation 1, that a piece of another picture covers part of a view"
     )
 
 

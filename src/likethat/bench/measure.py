@@ -16,7 +16,7 @@ import torch
 
 Result = TypeVar("Result")
 
-SECONDS, MORE = 5.0, 4  # for which a comparison goes on after its rounds, up to so many times as many
+SECONDS, MORE = 10.0, 4  # for which a comparison goes on after its rounds, up to so many times as many
 
 
 @dataclass(frozen=True)
