@@ -24,7 +24,7 @@ from likethat.progress import Display
 from likethat.runtime import StopFlag, seed_for
 from likethat.training import room
 from likethat.training.choose import start_from_classifier
-from likethat.training.fit import follow_plan
+from likethat.training.fit import Course, follow_plan
 from likethat.training.losses import protopnet_costs
 from likethat.training.phases import Step, make_plan, start_stage
 from likethat.training.state import Progress
@@ -116,7 +116,8 @@ def test_the_stage_is_that_of_the_definition(share: float, tmp_path: Path, monke
     plan = [step for step in make_plan(CONFIG.train) if step.stage == "warm"]
     before = copy.deepcopy(model.state_dict())
     names = ("0", "1", "2")
-    follow_plan(plan, Progress(model), images, images, names, CONFIG, tmp_path, Display(quiet=True), StopFlag())
+    course = Course(images, images, names, CONFIG, tmp_path, Display(quiet=True), StopFlag())
+    follow_plan(plan, Progress(model), course)
     for name, value in model.state_dict().items():
         assert torch.equal(value, slow.state_dict()[name]), name
         moves = name.startswith("add_on") or name == "prototype_layer.prototype_PDhw"

@@ -24,7 +24,7 @@ from likethat.progress import Display
 from likethat.report.html import write_plain_report
 from likethat.runtime import exact_arithmetic, resolve_device, seed_for, stop_on_signals
 from likethat.training.engine import classify_images
-from likethat.training.fit import follow_plan
+from likethat.training.fit import Course, follow_plan
 from likethat.training.phases import make_plan
 from likethat.training.state import Progress, write_metrics
 
@@ -72,7 +72,7 @@ def train_baseline(
         begin(out, record, saved)
         progress = Progress(shell, model)
         train_images, val_images, test = (prepared.images[part] for part in ("train", "val", "test"))
-        follow_plan(plan, progress, train_images, val_images, classes, config, out, display, stop)
+        follow_plan(plan, progress, Course(train_images, val_images, classes, config, out, display, stop))
         with display.task("test images") as advance:
             logits_NK = classify_images(model, test, advance)
         evaluation = evaluate_logits(logits_NK, test.label_N, classes, "test")

@@ -33,7 +33,7 @@ from likethat.run_dir import DataRecord, RunRecord
 from likethat.runtime import StopFlag, exact_arithmetic, physical_memory, resolve_device, seed_for, stop_on_signals
 from likethat.tensorboard import tensorboard_observer
 from likethat.training.engine import classify_images, logits_by, measure, own_batches_of
-from likethat.training.fit import fit
+from likethat.training.fit import Course, fit
 from likethat.training.state import Progress, write_metrics
 
 MEMORY_SHARE = 0.4  # of the machine's memory that decoded pictures may take; beyond it they stay on disk
@@ -94,7 +94,8 @@ def train(
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard and is_first() else None
         classes = prepared.dataset.classes
-        progress = fit(model, plain, train_images, val_images, classes, config, out, display, stop, observe)
+        course = Course(train_images, val_images, classes, config, out, display, stop, observe)
+        progress = fit(model, plain, course)
         if config.model.latent_width == AUTO_WIDTH and is_first():
             with_chosen_width(record, model).write(out)
         return finish(out, model, progress, prepared, display)

@@ -137,6 +137,7 @@ class PrototypeLayer(nn.Module):
 
     class_P: Tensor
     unprojected_PDhw: Tensor
+    __call__: Callable[..., DistanceMaps]  # what `forward` gives; else its type would be lost
 
     def __init__(
         self, class_of_prototype: list[int], latent_width: int, window: tuple[int, int], similarity: str

@@ -56,7 +56,7 @@ def find_candidates(
     for patch in taken:
         if patch.image in row_of:
             free_nS[row_of[patch.image], patch.row * width + patch.column] = False
-    distance_nPS = layer(z_nDHW).flatten(2)
+    distance_nPS = layer(z_nDHW).distances().flatten(2)
     distance_nS = distance_nPS[:, number].masked_fill(~free_nS, float("inf"))
     order_n = distance_nS.amin(1).argsort(stable=True)[:NEAR]
     near_c = order_n * free_nS.shape[1] + distance_nS[order_n].argmin(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,26 +49,29 @@ class Saver:
             self.save()
 
 
-def fit(
-    model: ProtoPNet,
-    plain: PlainClassifier | None,
-    train: Images,
-    val: Images,
-    classes: tuple[str, ...],
-    config: Config,
-    run: Path,
-    display: Display,
-    stop: StopFlag,
-    observe: Observer | None = None,
-) -> Progress:
+@dataclass(frozen=True)
+class Course:
+    """What a run learns from and by, where it is kept, and whom it tells; `observe` is called with every new record of
+    metrics.jsonl."""
+
+    train: Images
+    val: Images
+    classes: tuple[str, ...]
+    config: Config
+    run: Path
+    display: Display
+    stop: StopFlag
+    observe: Observer | None = None
+
+
+def fit(model: ProtoPNet, plain: PlainClassifier | None, course: Course) -> Progress:
     """Trains `model` in place. On return it is the best cycle's on validation, projected and optimised.
 
     `plain` is the classifier on the model's backbone that prototypes are taken from, where they are.
-    `observe` is called with every new record of metrics.jsonl.
     """
-    check_enough_patches(model, train, classes)
+    check_enough_patches(model, course.train, course.classes)
     progress = Progress(model, plain)
-    follow_plan(make_plan(config.train), progress, train, val, classes, config, run, display, stop, observe)
+    follow_plan(make_plan(course.config.train), progress, course)
     model.load_state_dict(progress.best_model)
     same_model(model)
     model.requires_grad_(False)
@@ -76,22 +79,12 @@ def fit(
     return progress
 
 
-def follow_plan(
-    plan: list[Step],
-    progress: Progress,
-    train: Images,
-    val: Images,
-    classes: tuple[str, ...],
-    config: Config,
-    run: Path,
-    display: Display,
-    stop: StopFlag,
-    observe: Observer | None = None,
-) -> None:
+def follow_plan(plan: list[Step], progress: Progress, course: Course) -> None:
     """Takes fresh `progress` from where the run folder says it was stopped to the end of the plan."""
+    train, val, config, display = course.train, course.val, course.config, course.display
     synchronise_norms(progress.model)
-    load_progress(progress, run, config.train)
-    saver = Saver(progress, run)
+    load_progress(progress, course.run, config.train)
+    saver = Saver(progress, course.run)
     train_step = None
     try:
         with ExitStack() as kept:  # for one stage
@@ -99,42 +92,34 @@ def follow_plan(
                 step, started = plan[progress.position], time.monotonic()
                 if step.is_epoch:
                     if train_step is None:
-                        train_step = _make_step(progress, step, train, config, run, display, stop, kept)
-                    _train_epoch(progress, step, train_step, train, val, config, display, stop, saver, started)
+                        train_step = _make_step(progress, step, course, kept)
+                    _train_epoch(progress, step, train_step, course, saver, started)
                 elif step.stage == "choose":
                     steps.choose_prototypes(progress, step, train, val, config, display)
                 elif step.stage == "project":
-                    steps.project_prototypes(progress, step, train, val, classes, display)
+                    steps.project_prototypes(progress, step, train, val, course.classes, display)
                 else:
-                    steps.optimise_last_layer(progress, step, train, val, config, run, display)
+                    steps.optimise_last_layer(progress, step, train, val, config, course.run, display)
                 if not step.is_epoch:
                     same_model(progress.model)
                     progress.share_projection()
                 progress.position += 1
-                if observe:
-                    observe(len(progress.metrics) - 1, progress.metrics[-1])
+                if course.observe:
+                    course.observe(len(progress.metrics) - 1, progress.metrics[-1])
                 if progress.position == len(plan) or plan[progress.position].stage != step.stage:
                     train_step = None
                     kept.close()
                     saver.save()
                 saver.save_if_due()
-                check_stop(stop)
+                check_stop(course.stop)
     except Interrupted:
         saver.save()
         raise
 
 
-def _make_step(
-    progress: Progress,
-    step: Step,
-    train: Images,
-    config: Config,
-    run: Path,
-    display: Display,
-    stop: StopFlag,
-    kept: ExitStack,
-) -> TrainStep:
+def _make_step(progress: Progress, step: Step, course: Course, kept: ExitStack) -> TrainStep:
     """For one stage; what must be put away after it goes to `kept`."""
+    train, config, display = course.train, course.config, course.display
 
     def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> dict[str, Tensor]:
         return steps.costs_of_step(progress, step, config, x_B3HW, label_B, image_BV)
@@ -144,9 +129,9 @@ def _make_step(
     assert trained is not None
     source: Source = FreshViews(train, config.augment if step.stage == "joint" else replace(config.augment, cutmix=0.0))
     if learns_from_maps(step.stage, config.train):
-        file, backbone = run / run_dir.MAPS, progress.model.backbone
+        file, backbone = course.run / run_dir.MAPS, progress.model.backbone
         with display.task("feature maps of the views") as advance:
-            maps = cached_view_maps(backbone, train, config, file, lambda: check_stop(stop), advance)
+            maps = cached_view_maps(backbone, train, config, file, lambda: check_stop(course.stop), advance)
             source = kept.enter_context(maps)
     averaged = average_gradients(trained, costs_of)
     return TrainStep(optimizer, averaged, source, display.line, compile=config.train.compile)
@@ -159,21 +144,12 @@ def check_stop(stop: StopFlag) -> None:
 
 
 def _train_epoch(
-    progress: Progress,
-    step: Step,
-    train_step: TrainStep,
-    train: Images,
-    val: Images,
-    config: Config,
-    display: Display,
-    stop: StopFlag,
-    saver: Saver,
-    started: float,
+    progress: Progress, step: Step, train_step: TrainStep, course: Course, saver: Saver, started: float
 ) -> None:
     """One epoch, from the batch that was reached."""
-    settings = config.train
+    train, settings = course.train, course.config.train
     if progress.batch == 0:
-        steps.begin_epoch(progress, step, train, config)
+        steps.begin_epoch(progress, step, train, course.config)
     set_mode(progress.model, step.stage, len(train), settings)
     place = (settings.seed, step.stage, step.epoch)
     batches = training_batches(len(train), settings.batch_size, settings.views, seed_for(*place))
@@ -183,9 +159,9 @@ def _train_epoch(
         raise UserError(
             f"A step has {batches.shape[1]} images for {world()} processes; start fewer, or pass a larger --batch-size."
         )
-    with display.task(str(step)) as advance:
+    with course.display.task(str(step)) as advance:
         for number in range(progress.batch, len(batches)):
-            check_stop(stop)
+            check_stop(course.stop)
             saver.save_if_due()
             set_learning_rates(train_step.optimizer, step, number / len(batches), settings)
             costs = train_step(batches[number], seed_for(*place, number))
@@ -193,5 +169,5 @@ def _train_epoch(
                 progress.totals[name] = progress.totals.get(name, 0) + value / len(batches)
             progress.batch = number + 1
             advance(number + 1, len(batches))
-    steps.end_epoch(progress, step, val, time.monotonic() - started, display)
+    steps.end_epoch(progress, step, course.val, time.monotonic() - started, course.display)
     progress.batch, progress.totals = 0, {}

@@ -144,17 +144,19 @@ class TrainStep:
 def compiled(costs_of: CostsOf, tell: Callable[[str], None]) -> CostsOf:
     """The same costs by kernels made for them; where that does not work, it is said once and goes without."""
     torch.compiler.reset()  # each stage trains other parameters; what was compiled for the last one is of no use
-    quick: CostsOf | None = torch.compile(costs_of, dynamic=False)
+    quick, first = torch.compile(costs_of, dynamic=False), True
 
     def costs_now(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> Costs:
-        nonlocal quick
-        if quick is not None:
-            try:
-                return quick(x_B3HW, label_B, image_BV)
-            except RuntimeError as error:
-                quick = None
-                reason = str(error).strip().partition("\n")[0]
-                tell(f"note: steps cannot be compiled here, so they run slower ({reason})")
+        nonlocal quick, first
+        if not first:
+            return quick(x_B3HW, label_B, image_BV)
+        first = False
+        try:
+            return quick(x_B3HW, label_B, image_BV)
+        except RuntimeError as error:
+            quick = costs_of
+            reason = str(error).strip().partition("\n")[0]
+            tell(f"note: steps cannot be compiled here, so they run slower ({reason})")
         return costs_of(x_B3HW, label_B, image_BV)
 
     return costs_now
