@@ -72,3 +72,25 @@ def test_without_a_compiler_it_is_said_once_and_the_costs_are_the_same(monkeypat
     assert len(said) == 1
     assert said[0].startswith("note: steps cannot be compiled here, so they run slower (")
     assert "\n" not in said[0]
+
+
+def test_an_error_of_a_step_is_no_reason_to_go_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.compile` is replaced by nothing at all: it is about what happens to errors."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    said: list[str] = []
+    errors: list[RuntimeError | None] = [None, RuntimeError("of the data")]
+
+    def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> Costs:
+        if (error := errors.pop(0)) is not None:
+            raise error
+        return {"loss": x_B3HW.mean()}
+
+    inputs = torch.rand(2, 3, 4, 4), torch.tensor([0, 1]), torch.tensor([[3], [4]])
+    quick = compiled(costs_of, said.append)
+    quick(*inputs)
+    with pytest.raises(RuntimeError, match="of the data"):
+        quick(*inputs)
+    errors.append(torch.OutOfMemoryError("none left"))
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled(costs_of, said.append)(*inputs)
+    assert not said

@@ -148,13 +148,16 @@ def test_rotation_keeps_shapes_in_pictures_that_are_not_square() -> None:
         ([4, 1, 1], (1, 1), "cosine", 2**28),
         ([3, 1, 2], (1, 1), "log", 1),  # memory for the candidates of one class at a time
         ([2, 3, 1], (1, 1), "cosine", 2 * 3 * 3 * 16 * 4),  # of two
+        ([0, 3, 2], (1, 1), "log", 1),  # a class without prototypes, by itself
     ],
 )
+@pytest.mark.parametrize("batch", [4, 64])  # classes in several batches; all images in one
 def test_projection_is_the_nearest_free_patch(
-    counts: list[int], window: tuple[int, int], similarity: str, most: int, monkeypatch: pytest.MonkeyPatch
+    counts: list[int], window: tuple[int, int], similarity: str, most: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against the definition spelled out: all pairs sorted by distance, settled one after the other."""
     monkeypatch.setattr(project_module, "MOST_BYTES", most)
+    monkeypatch.setattr(project_module, "EVAL_BATCH", batch)
     model = tiny_model(counts, prototype_shape=window, similarity=similarity)
     images = random_images(31, 3)  # 31: classes of uneven size, mixed order
     before = model.prototype_layer.vectors().detach().clone()

@@ -173,20 +173,25 @@ class PrototypeLayer(nn.Module):
         return layer
 
     def forward(self, z_BDHW: Tensor) -> DistanceMaps:
-        mixed = z_BDHW.is_cuda and z_BDHW.dtype == torch.bfloat16 and not torch.is_grad_enabled()
-        if mixed and self.similarity.angular and self.window == (1, 1):
+        if self._takes_mixed(z_BDHW):
             return mixed_angular_distances(z_BDHW, self.vectors())
         distances = angular_distances if self.similarity.angular else squared_distances
         return distances(self.patches(z_BDHW), self.vectors())
 
     def in_blocks(self, z_BDHW: Tensor, most: int = BLOCK) -> Iterator[tuple[slice, DistanceMaps]]:
         """The same, some prototypes after others, so that at most `most` distances are in memory at a time."""
-        patch_BDHW, vector_PD = self.patches(z_BDHW), self.vectors()
+        mixed, patch_BDHW, vector_PD = self._takes_mixed(z_BDHW), self.patches(z_BDHW), self.vectors()
         centre_D = vector_PD.detach().float().mean(0)
         size = max(1, most // patch_BDHW[:, 0].numel())
         for first in range(0, len(vector_PD), size):
             rows = slice(first, min(first + size, len(vector_PD)))
-            if self.similarity.angular:
+            if mixed:
+                yield rows, mixed_angular_distances(z_BDHW, vector_PD[rows])
+            elif self.similarity.angular:
                 yield rows, angular_distances(patch_BDHW, vector_PD[rows])
             else:
                 yield rows, squared_distances(patch_BDHW, vector_PD[rows], centre_D)
+
+    def _takes_mixed(self, z_BDHW: Tensor) -> bool:
+        bfloat16 = z_BDHW.is_cuda and z_BDHW.dtype == torch.bfloat16
+        return bfloat16 and self.similarity.angular and self.window == (1, 1) and not torch.is_grad_enabled()

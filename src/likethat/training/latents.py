@@ -34,7 +34,7 @@ class Latents:
         return len(self.z_NDHW)
 
     def batches(self) -> Iterator[Tensor]:
-        """In order, cut as images are, so that scores have the bits that the images would get."""
+        """In order, cut as images are, so that the network's prototypes score the same to the bit."""
         return (z_BDHW.to(self.label_N.device) for z_BDHW in self.z_NDHW.split(EVAL_BATCH))
 
     def of_images(self, image_B: Tensor) -> Tensor:
@@ -59,6 +59,6 @@ def cache_latents(model: ProtoPNet, images: Images, file: Path, advance: Advance
 
 @torch.no_grad()
 def score_latents(layer: PrototypeLayer, latents: Latents) -> Tensor:
-    """The similarity scores of every image, N x P, as the whole network gives them."""
+    """The similarity scores of every image, N x P; as the whole network gives them, where the layer is its own."""
     of_distance = layer.similarity.of_distance
     return torch.cat([of_distance(layer(z_BDHW).smallest()) for z_BDHW in latents.batches()])

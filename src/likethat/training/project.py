@@ -50,6 +50,12 @@ class ClassRows:
         table[self.row_B, self.rank_B] = value_B
         return table
 
+    def found(self, entry_kmc: Tensor, each: int) -> tuple[Tensor, Tensor]:
+        """Of numbers in a row of the table, with `each` entries an image: the image, and which of its entries. Numbers
+        of empty places give some image."""
+        image_kmc = self.first_k[:, None, None] + entry_kmc // each
+        return image_kmc.clamp(max=len(self.row_B) - 1), entry_kmc % each
+
 
 class Candidates:
     """The nearest patches of the prototypes of some classes, nearest first, laid out by class (K classes, m prototypes
@@ -79,22 +85,25 @@ class Candidates:
         """Merges the patches of some images, which come class by class; `number_BS` names each patch. The sort is
         stable, so patches offered earlier win ties."""
         rows = ClassRows(label_B - self.first, patch_BDHW.device)
-        k, B = rows.label_k, rows.label_B
-        distance_BmS = squared_distances(patch_BDHW, self.vector_KmD[B]).distances().flatten(2)
-        distance_BmS = distance_BmS.masked_fill(~self.used_Km[B][..., None], float("inf"))
-        new_kmX = rows.spread(distance_BmS, float("inf")).transpose(1, 2).flatten(2)
-        both_kmX = torch.cat([self.distance_Kmc[k], new_kmX], 2)
-        kept, places = self.distance_Kmc.shape[2], number_BS.shape[1]
+        label_k, label_B = rows.label_k, rows.label_B
+        distance_BmS = squared_distances(patch_BDHW, self.vector_KmD[label_B]).distances().flatten(2)
+        distance_BmS = distance_BmS.masked_fill(~self.used_Km[label_B][..., None], float("inf"))
+        # Of one image no more patches can stay than are kept of all.
+        kept = self.distance_Kmc.shape[2]
+        near_BmS, place_BmS = distance_BmS.sort(dim=2, stable=True)
+        near_Bmc, place_Bmc = near_BmS[..., :kept], place_BmS[..., :kept]
+        new_kmX = rows.spread(near_Bmc, float("inf")).transpose(1, 2).flatten(2)
+        both_kmX = torch.cat([self.distance_Kmc[label_k], new_kmX], 2)
         order_kmc = both_kmX.argsort(dim=2, stable=True)[..., :kept]
-        place_kmc = (order_kmc - kept).clamp(min=0)
-        image_kmc = (rows.first_k[:, None, None] + place_kmc // places).clamp(max=len(B) - 1)
-        new_kmcD = patch_BDHW.flatten(2).transpose(1, 2)[image_kmc, place_kmc % places]
-        old_kmc1 = order_kmc.clamp(max=kept - 1)[..., None]
-        old_kmcD = self.nearest_KmcD[k].gather(2, old_kmc1.expand(-1, -1, -1, new_kmcD.shape[3]))
-        self.nearest_KmcD[k] = torch.where((order_kmc < kept)[..., None], old_kmcD, new_kmcD)
-        number_kmX = rows.spread(number_BS, -1).flatten(1)[:, None].expand_as(new_kmX)
-        self.patch_Kmc[k] = torch.cat([self.patch_Kmc[k], number_kmX], 2).gather(2, order_kmc)
-        self.distance_Kmc[k] = both_kmX.gather(2, order_kmc)
+        image_kmc, slot_kmc = rows.found((order_kmc - kept).clamp(min=0), near_Bmc.shape[2])
+        place_kmc = place_Bmc[image_kmc, torch.arange(kept, device=place_Bmc.device)[:, None], slot_kmc]
+        is_old_kmc, old_kmc = order_kmc < kept, order_kmc.clamp(max=kept - 1)
+        new_kmcD = patch_BDHW.flatten(2).transpose(1, 2)[image_kmc, place_kmc]
+        old_kmcD = self.nearest_KmcD[label_k].gather(2, old_kmc[..., None].expand_as(new_kmcD))
+        old_number_kmc = self.patch_Kmc[label_k].gather(2, old_kmc)
+        self.nearest_KmcD[label_k] = torch.where(is_old_kmc[..., None], old_kmcD, new_kmcD)
+        self.patch_Kmc[label_k] = torch.where(is_old_kmc, old_number_kmc, number_BS[image_kmc, place_kmc])
+        self.distance_Kmc[label_k] = both_kmX.gather(2, order_kmc)
 
     def join(self) -> None:
         """Of several processes that were offered one part each, an earlier one earlier patches."""

@@ -153,6 +153,8 @@ def compiled(costs_of: CostsOf, tell: Callable[[str], None]) -> CostsOf:
         first = False
         try:
             return quick(x_B3HW, label_B, image_BV)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             quick = costs_of
             reason = str(error).strip().partition("\n")[0]
