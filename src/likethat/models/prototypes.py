@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -173,25 +174,25 @@ class PrototypeLayer(nn.Module):
         return layer
 
     def forward(self, z_BDHW: Tensor) -> DistanceMaps:
-        if self._takes_mixed(z_BDHW):
-            return mixed_angular_distances(z_BDHW, self.vectors())
-        distances = angular_distances if self.similarity.angular else squared_distances
-        return distances(self.patches(z_BDHW), self.vectors())
+        vector_PD = self.vectors()
+        return self._comparison(z_BDHW, vector_PD)(vector_PD)
 
     def in_blocks(self, z_BDHW: Tensor, most: int = BLOCK) -> Iterator[tuple[slice, DistanceMaps]]:
         """The same, some prototypes after others, so that at most `most` distances are in memory at a time."""
-        mixed, patch_BDHW, vector_PD = self._takes_mixed(z_BDHW), self.patches(z_BDHW), self.vectors()
-        centre_D = vector_PD.detach().float().mean(0)
-        size = max(1, most // patch_BDHW[:, 0].numel())
+        vector_PD = self.vectors()
+        compare = self._comparison(z_BDHW, vector_PD)
+        h, w = self.window
+        size = max(1, most // z_BDHW[:, 0, h - 1 :, w - 1 :].numel())
         for first in range(0, len(vector_PD), size):
             rows = slice(first, min(first + size, len(vector_PD)))
-            if mixed:
-                yield rows, mixed_angular_distances(z_BDHW, vector_PD[rows])
-            elif self.similarity.angular:
-                yield rows, angular_distances(patch_BDHW, vector_PD[rows])
-            else:
-                yield rows, squared_distances(patch_BDHW, vector_PD[rows], centre_D)
+            yield rows, compare(vector_PD[rows])
 
-    def _takes_mixed(self, z_BDHW: Tensor) -> bool:
+    def _comparison(self, z_BDHW: Tensor, vector_PD: Tensor) -> Callable[[Tensor], DistanceMaps]:
+        """What compares these maps with some of all the vectors."""
         bfloat16 = z_BDHW.is_cuda and z_BDHW.dtype == torch.bfloat16
-        return bfloat16 and self.similarity.angular and self.window == (1, 1) and not torch.is_grad_enabled()
+        if bfloat16 and self.similarity.angular and self.window == (1, 1) and not torch.is_grad_enabled():
+            return partial(mixed_angular_distances, z_BDHW)
+        patch_BDHW = self.patches(z_BDHW)
+        if self.similarity.angular:
+            return partial(angular_distances, patch_BDHW)
+        return partial(squared_distances, patch_BDHW, centre_D=vector_PD.detach().float().mean(0))
