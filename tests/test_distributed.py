@@ -70,6 +70,14 @@ with stop_on_signals(), distributed.session():  # torchrun tells the others by a
     (folder / f"{distributed.rank()}.json").write_text(json.dumps([len(told), result]))
 """
 
+# Gives signs of life all the time, so that one is under way whenever a process ends.
+HASTY = """
+from likethat import distributed
+distributed.BEAT = 0.0001
+with distributed.session():
+    distributed.barrier()
+"""
+
 
 def torchrun(*arguments: object, check: bool = True, restarts: int = 0) -> subprocess.CompletedProcess[str]:
     """Two processes on this machine; `check` says whether they must succeed, or must not."""
@@ -171,6 +179,13 @@ def test_a_lost_process_is_told_and_any_number_goes_on(run: Path, birds: Path, t
         for part in before.keys() & {"train", "val"}:
             assert after[part] == pytest.approx(before[part], rel=1e-3)
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]
+
+
+def test_processes_end_in_peace_while_they_give_signs_of_life(tmp_path: Path) -> None:
+    hasty = tmp_path / "hasty.py"
+    hasty.write_text(HASTY)
+    for _ in range(3):
+        torchrun(hasty)
 
 
 def test_asked_to_stop_all_stop_at_one_place(birds: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ Value = TypeVar("Value")
 
 PATIENCE = timedelta(minutes=30)  # with a process that neither answers nor closes its connection
 BEAT = 1.0  # seconds between signs of life
+LAST_BEAT = 10.0  # seconds that the last one may take
 MOST_BYTES = 1 << 28  # that travel at a time
 
 
@@ -78,9 +79,11 @@ def session() -> Iterator[None]:
     dist.init_process_group(store=dist.PrefixStore("group", store), rank=rank(), world_size=world(), timeout=PATIENCE)
     if torch.cuda.is_available() and local_rank() < torch.cuda.device_count():
         torch.cuda.set_device(local_rank())
+    over = threading.Event()
+    heart = threading.Thread(target=_beat, args=(store, over), daemon=True)
     try:
         store.set(f"life{rank()}", "begins")
-        threading.Thread(target=_beat, args=(store,), daemon=True).start()
+        heart.start()
         barrier()
         yield
         dist.destroy_process_group()
@@ -91,6 +94,9 @@ def session() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which would come before the message
         raise UserError(f"{_who_is_lost(store)}; what was saved is unharmed, go on with --resume.") from error
     finally:
+        over.set()
+        if heart.is_alive():  # in the store when the interpreter ends, it would take the process with it
+            heart.join(LAST_BEAT)
         _connected = False
 
 
@@ -117,13 +123,13 @@ def _meet() -> Store:
     raise UserError("The first process did not answer; look at what it says, and start again.")
 
 
-def _beat(store: Store) -> None:
+def _beat(store: Store, over: threading.Event) -> None:
     """Signs of life, also while the process waits for another one."""
-    name = f"life{rank()}"
+    name, count = f"life{rank()}", 0
     with suppress(RuntimeError):  # the store is gone, and with it whoever would read them
-        for count in range(1 << 62):
+        while not over.wait(BEAT):
             store.set(name, str(count))
-            time.sleep(BEAT)
+            count += 1
 
 
 def _who_is_lost(store: Store) -> str:
