@@ -159,6 +159,14 @@ def test_report_without_metrics_or_examples(tmp_path: Path) -> None:
     assert not [tag for tag, _ in page.tags if tag == "polyline"]
 
 
+def test_a_report_says_why_training_accuracy_falls_on_views_pieced_together(run: TinyRun, tmp_path: Path) -> None:
+    reason = "a piece of another picture covers part of a view"
+    pieced = make_run(tmp_path, add_on="linear", classifier_epochs=1, distillation=1.0, cutmix=1.0)
+    write_metrics(pieced.path, METRICS)
+    assert reason in report_of(pieced, explained=0)
+    assert reason not in report_of(run, explained=0)
+
+
 def test_damaged_metrics_get_a_sentence(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     (run.path / "metrics.jsonl").write_text('{"stage": "warm"\n')

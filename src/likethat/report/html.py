@@ -26,8 +26,9 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
     by_class = {name: [p for p in classifier.prototypes if p.class_name == name] for name in classifier.classes}
     weight_KP = classifier.weight_KP
     counts = run_dir.read_config(run).get("data", {}).get("counts", {})
+    record = run_dir.read_record(run)
     pruned = last.get("prune")
-    folders = {run, *(run / folder for folder in run_dir.read_record(run).member_folders())}
+    folders = {run, *(run / folder for folder in record.member_folders())}
     inline = len(classifier.prototypes) <= MOST_INLINE
     # Two stores: pictures of the examples are defined once in the page, those of the gallery load when scrolled to.
     gallery, pictures = Pictures(inline), Pictures(inline)
@@ -49,6 +50,7 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         seconds=sum(entry.get("seconds", 0.0) for folder in folders for entry in run_dir.read_metrics(folder)),
         charts=charts(metrics),
         chart_size=(WIDTH, HEIGHT),
+        pieced=record.config.augment.cutmix > 0 and "joint" in last,
         classifier=classifier,
         nonzero=int((weight_KP != 0).sum()),
         negative=int((weight_KP < 0).sum()),
