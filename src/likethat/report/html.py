@@ -25,7 +25,6 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
     last = {entry.get("stage"): entry for entry in metrics}
     by_class = {name: [p for p in classifier.prototypes if p.class_name == name] for name in classifier.classes}
     weight_KP = classifier.weight_KP
-    counts = run_dir.read_config(run).get("data", {}).get("counts", {})
     record = run_dir.read_record(run)
     pruned = last.get("prune")
     folders = {run, *(run / folder for folder in record.member_folders())}
@@ -55,7 +54,7 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         nonzero=int((weight_KP != 0).sum()),
         negative=int((weight_KP < 0).sum()),
         connections=weight_KP.numel(),
-        counts=counts,
+        counts=record.data.counts,
         by_class=by_class,
         weights=weight_KP.cpu().tolist(),
         explanations=explanations,
