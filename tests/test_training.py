@@ -14,9 +14,12 @@ from likethat.config import AugmentConfig, resolve
 from likethat.data.augment import draw_views, show, shown_images
 from likethat.data.loaders import one_view_each, training_batches
 from likethat.errors import UserError
+from likethat.models.baseline import PlainClassifier
 from likethat.training import project as project_module
-from likethat.training.phases import make_plan, start_stage
+from likethat.training.phases import Step, make_plan, start_stage
 from likethat.training.project import project
+from likethat.training.state import Progress
+from likethat.training.steps import costs_of_step
 
 
 def test_paper_plan() -> None:
@@ -46,6 +49,23 @@ def test_paper_decays_everything_but_prototypes_and_ours_spares_vectors() -> Non
         assert bool(vectors) == bool(spared)
         assert all(parameter.ndim <= 1 for parameter in vectors)
         assert not model.last_layer.weight.requires_grad
+
+
+@pytest.mark.parametrize("flip", [0.5, 0.0])
+def test_the_classifier_teaches_what_it_thinks_of_a_view_and_of_its_mirror_image(flip: float) -> None:
+    config = resolve("default", tie=False, flip=flip)
+    model = tiny_model([2, 2, 2], add_on="linear", similarity="cosine").eval()
+    plain = PlainClassifier(model.backbone, 3)
+    torch.nn.init.normal_(plain.head.weight)  # or it would be of one mind about all pictures
+    x_B3HW, label_B = random_images(4, 3).batch(torch.arange(4))
+    costs = costs_of_step(Progress(model, plain), Step("joint"), config, x_B3HW, label_B, torch.arange(4)[:, None])
+    with torch.no_grad():
+        seen_BK, mirrored_BK = plain(x_B3HW).softmax(1), plain(x_B3HW.flip(3)).softmax(1)
+        said_BK = model(x_B3HW).logits_BK.log_softmax(1)
+    assert not torch.allclose(seen_BK, mirrored_BK, rtol=0.01)
+    target_BK = (seen_BK + mirrored_BK) / 2 if flip else seen_BK
+    expected = (target_BK * (target_BK.log() - said_BK)).sum(1).mean()
+    assert float(costs["distillation"]) == pytest.approx(float(expected), rel=1e-4)
 
 
 def augment(x: torch.Tensor, config: AugmentConfig, generator: torch.Generator) -> torch.Tensor:

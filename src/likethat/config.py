@@ -80,7 +80,7 @@ class TrainConfig:
         0, "views of every image that the frozen backbone sees once, for all warm epochs; 0: fresh ones in every step"
     )
     joint_epochs: tuple[int, ...] = _option(
-        (10, 20), "epochs of joint training before each projection, one number a cycle"
+        (10, 40), "epochs of joint training before each projection, one number a cycle"
     )
     telling: float = _option(0.2, "share of an image's patches, the most telling ones, that may become prototypes")
     norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")

@@ -17,7 +17,7 @@ from likethat.training.losses import Costs, classifier_costs, distillation_cost
 from likethat.training.phases import Step, set_mode
 from likethat.training.project import Projection
 from likethat.training.state import Progress
-from likethat.training.steps import costs_of_step
+from likethat.training.steps import costs_of_step, target_logits
 from likethat.training.train_step import FreshViews, Source, TrainStep
 
 THROUGHPUT, STEP_TIME, STREAMED = Goal(0.93, at_least=True), Goal(1.1), Goal(0.9, at_least=True)
@@ -137,7 +137,7 @@ def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tel
         if teacher is None:
             return classifier_costs(logits_BK, label_B, config.train)
         with torch.no_grad():
-            teacher_logits_BK = teacher(x_B3HW).float()
+            teacher_logits_BK = target_logits(teacher, x_B3HW, config.augment)
         return {"loss": distillation_cost(logits_BK.float(), teacher_logits_BK)}
 
     return TrainStep(optimizer, costs_of, FreshViews(images, config.augment), tell, compile=setting.compile)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from likethat import run_dir
 from likethat.checkpoint import copy_state
-from likethat.config import AUTO_WIDTH, Config
+from likethat.config import AUTO_WIDTH, AugmentConfig, Config
 from likethat.data.loaders import Images
 from likethat.errors import UserError
 from likethat.models.baseline import PlainClassifier
@@ -55,11 +55,22 @@ def costs_of_step(
         teacher_logits_BK = None
         if settings.distillation and progress.plain is not None:
             with torch.no_grad():
-                # Until the joint stage the teacher's backbone is the model's.
-                teacher_logits_BK = (progress.plain.of_map(x_B3HW) if maps else progress.plain(x_B3HW)).float()
+                if step.stage == "joint":
+                    teacher_logits_BK = target_logits(progress.plain, x_B3HW, config.augment)
+                else:  # until then the teacher's backbone is the model's
+                    teacher_logits_BK = (progress.plain.of_map(x_B3HW) if maps else progress.plain(x_B3HW)).float()
         logits_BK = output.logits_BK
         costs = protopnet_costs(output, label_B, own_KP, settings, teacher_logits_BK)
     return {**costs, "accuracy": (logits_BK.argmax(1) == label_B).float().mean()}
+
+
+def target_logits(teacher: PlainClassifier, x_B3HW: Tensor, config: AugmentConfig) -> Tensor:
+    """The logarithm, up to a constant, of the probabilities to match: the classifier's mean for a view and its mirror
+    image, which is right more often than for one of them. Where pictures are not to be mirrored, for the view alone."""
+    if not config.flip:
+        return teacher(x_B3HW).float()
+    both_2BK = teacher(torch.cat([x_B3HW, x_B3HW.flip(-1)])).float().log_softmax(1).unflatten(0, (2, -1))
+    return both_2BK.logsumexp(0)
 
 
 def begin_epoch(progress: Progress, step: Step, train: Images, config: Config) -> None:
