@@ -67,8 +67,8 @@ def train(
     steps.begin_epoch(progress, step, images, config)
     set_mode(progress.model, stage, len(images), config.train)
 
-    def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> dict[str, Tensor]:
-        return steps.costs_of_step(progress, step, config, x_B3HW, label_B, image_BV)
+    def costs_of(*shown: Tensor) -> dict[str, Tensor]:
+        return steps.costs_of_step(progress, step, config, *shown)
 
     source = source or FreshViews(images, config.augment)
     take_step = TrainStep(optimizer, average_gradients(module, costs_of), source, print)

@@ -33,8 +33,8 @@ def two_stages(*, compile: bool) -> tuple[list[Tensor], list[Tensor]]:
     first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 3, 1)
     losses, layers, said = [], [], list[str]()
 
-    def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> Costs:
-        return {"loss": nn.functional.cross_entropy(second(first(x_B3HW).relu()).amax((2, 3)), label_B)}
+    def costs_of(x_B3HW: Tensor, label_BV: Tensor, *_: Tensor) -> Costs:
+        return {"loss": nn.functional.cross_entropy(second(first(x_B3HW).relu()).amax((2, 3)), label_BV[:, 0])}
 
     for frozen in (True, False):
         first.requires_grad_(not frozen)

@@ -83,5 +83,5 @@ def test_bad_files_and_presets(tmp_path: Path) -> None:
 
 def test_a_run_of_an_earlier_version_keeps_what_it_was_trained_with() -> None:
     saved = json.loads(json.dumps(resolve("default", cutmix=0, distillation=0.5).to_dict()))
-    del saved["augment"]["cutmix"]  # the option came later, with a default that does not go with this distillation
+    del saved["augment"]["cutmix"]  # the option came later
     assert from_dict(saved) == resolve("default", cutmix=0, distillation=0.5)

@@ -112,7 +112,7 @@ def test_costs_and_their_gradients(model: ProtoPNet) -> None:
     x, labels = images.batch(torch.arange(6))
     moving = [model.prototype_layer.prototype_PDhw, *model.add_on.parameters()]
     output = model(x)
-    ours = protopnet_costs(output, labels, model.own_KP, resolve("paper").train)
+    ours = protopnet_costs(output, labels[:, None], torch.ones(len(labels), 1), model.own_KP, resolve("paper").train)
     theirs = authors_costs(model, output.min_distance_BP, output.logits_BK, labels.tolist())
     assert ours.keys() == theirs.keys()
     l1 = 1e-4 * 0.5 * 12  # -0.5 from each of six prototypes to two other classes

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from likethat.config import AugmentConfig, resolve
-from likethat.data.augment import draw_views, show, shown_images
+from likethat.data.augment import draw_views, of_shown, show, shown_shares
 from likethat.data.loaders import one_view_each, training_batches
 from likethat.errors import UserError
 from likethat.models.baseline import PlainClassifier
 from likethat.training import project as project_module
+from likethat.training.losses import shared_entropy
 from likethat.training.phases import Step, make_plan, start_stage
 from likethat.training.project import project
 from likethat.training.state import Progress
@@ -58,7 +59,8 @@ def test_the_classifier_teaches_what_it_thinks_of_a_view_and_of_its_mirror_image
     plain = PlainClassifier(model.backbone, 3)
     torch.nn.init.normal_(plain.head.weight)  # or it would be of one mind about all pictures
     x_B3HW, label_B = random_images(4, 3).batch(torch.arange(4))
-    costs = costs_of_step(Progress(model, plain), Step("joint"), config, x_B3HW, label_B, torch.arange(4)[:, None])
+    known_B1 = label_B[:, None], torch.ones(4, 1), torch.arange(4)[:, None]
+    costs = costs_of_step(Progress(model, plain), Step("joint"), config, x_B3HW, *known_B1)
     with torch.no_grad():
         seen_BK, mirrored_BK = plain(x_B3HW).softmax(1), plain(x_B3HW.flip(3)).softmax(1)
         said_BK = model(x_B3HW).logits_BK.log_softmax(1)
@@ -141,12 +143,23 @@ def test_a_piece_comes_from_the_picture_before_and_is_told() -> None:
     x = (torch.arange(40) / 40)[:, None, None, None].expand(40, 3, 64, 64)
     views = draw_views(40, 1.0, replace(STILL, cutmix=0.5), torch.Generator().manual_seed(0))
     shown = [{round(40 * float(value)) for value in view.unique()} for view in show(x, views)]
-    told = shown_images(torch.arange(40), views)
+    told = of_shown(torch.arange(40), views)
     assert [set(images) for images in told.tolist()] == shown
     assert 10 < sum(len(images) == 2 for images in shown) < 30
     covered = (show(x, views)[:, 0] != x[:, 0]).float().mean((1, 2))
     assert float(covered.max()) < 0.55
     assert float(covered.max()) > 0.3
+    torch.testing.assert_close(shown_shares(views)[:, 1], covered, rtol=0, atol=2 / 64)  # whole pixels are covered
+    assert torch.equal(shown_shares(views).sum(1), torch.ones(40))
+
+
+def test_a_pieced_picture_is_of_each_class_as_much_as_it_shows_of_it() -> None:
+    logits_BK = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    label_BV, share_BV = torch.tensor([[0, 3], [2, 2]]), torch.tensor([[0.7, 0.3], [1.0, 0.0]])
+    wanted_BK = torch.tensor([[0.7, 0.0, 0.0, 0.3], [0.0, 0.0, 1.0, 0.0]])
+    smoothed_BK = 0.9 * wanted_BK + 0.1 / 4
+    expected = -(smoothed_BK * logits_BK.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(shared_entropy(logits_BK, label_BV, share_BV, 0.1), expected)
 
 
 def test_rotation_keeps_shapes_in_pictures_that_are_not_square() -> None:

@@ -67,10 +67,11 @@ def test_the_maps_are_those_of_the_definition(share: float, tmp_path: Path, monk
         model.backbone, images, AUGMENTED, tmp_path / "made" / "maps", go_on, lambda *at: told.append(at)
     ) as maps:
         row_B = torch.tensor([0, 1, 12, 17, 35, 36, 47])
-        x_BCHW, label_B, image_BV = maps.show(*maps.gather(row_B, seed=0))
+        x_BCHW, label_BV, share_BV, image_BV = maps.show(*maps.gather(row_B, seed=0))
     assert torch.equal(x_BCHW, exact_VNCHW.flatten(0, 1)[row_B].half().float())
     assert image_BV.tolist() == [[0], [1], [0], [5], [11], [0], [11]]
-    assert torch.equal(label_B, images.label_N[image_BV[:, 0]])
+    assert torch.equal(label_BV, images.label_N[image_BV])
+    assert share_BV.tolist() == [[1.0]] * 7
     assert float((exact_VNCHW[0] - exact_VNCHW[1]).abs().mean()) > 0.01, "the views are alike"
     assert told == [(12, 48), (24, 48), (36, 48), (48, 48)]
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -108,8 +109,9 @@ def test_the_stage_is_that_of_the_definition(share: float, tmp_path: Path, monke
         for batch in training_batches(IMAGES, 6, 2, seed_for(7, "warm", epoch)).tolist():
             map_BHWC = torch.stack([maps_VNHWC[shown[number] % VIEWS, number] for number in batch])
             output = slow.head(slow.add_on(map_BHWC.permute(0, 3, 1, 2).float()))
+            label_B1 = images.label_N[batch][:, None]
             optimizer.zero_grad()
-            protopnet_costs(output, images.label_N[batch], slow.own_KP, CONFIG.train)["loss"].backward()
+            protopnet_costs(output, label_B1, torch.ones(len(batch), 1), slow.own_KP, CONFIG.train)["loss"].backward()
             optimizer.step()
             for number in batch:
                 shown[number] += 1
@@ -136,10 +138,10 @@ def test_costs_of_maps_are_those_of_their_pictures() -> None:
     progress.make_teacher()
     model.eval()
     x_N3HW, label_N = images.batch(torch.arange(IMAGES))
-    image_NV = torch.arange(IMAGES)[:, None]
-    of_pictures = costs_of_step(progress, Step("warm"), config, x_N3HW, label_N, image_NV)
+    known_N1 = label_N[:, None], torch.ones(IMAGES, 1), torch.arange(IMAGES)[:, None]
+    of_pictures = costs_of_step(progress, Step("warm"), config, x_N3HW, *known_N1)
     on_maps = replace(config, train=replace(config.train, warm_views=1))
-    of_maps = costs_of_step(progress, Step("warm"), on_maps, model.backbone(x_N3HW), label_N, image_NV)
+    of_maps = costs_of_step(progress, Step("warm"), on_maps, model.backbone(x_N3HW), *known_N1)
     assert {"distillation", "loss"} <= of_maps.keys()
     assert of_maps == of_pictures
 

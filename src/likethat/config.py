@@ -61,9 +61,7 @@ class AugmentConfig:
     zoom: float = _option(0.7, "smallest share of the sides that a view shows; 1 shows the whole picture")
     jitter: float = _option(0.3, "largest relative change of brightness, contrast and saturation")
     erase: float = _option(0.25, "chance of a gray hole in a view")
-    cutmix: float = _option(
-        1.0, "chance, in joint training with --distillation 1, that a piece of another picture covers part of a view"
-    )
+    cutmix: float = _option(1.0, "chance, in joint training, that a piece of another picture covers part of a view")
 
 
 @dataclass(frozen=True)
@@ -275,11 +273,6 @@ def _check(config: Config) -> None:
         (0 <= config.augment.jitter < 1, "--jitter must lie between 0 and 1"),
         (0 <= config.augment.erase <= 1, "--erase must lie between 0 and 1"),
         (0 <= config.augment.cutmix <= 1, "--cutmix must lie between 0 and 1"),
-        # A picture pieced together has no label of its own; the plain classifier's probabilities fit it all the same.
-        (
-            config.augment.cutmix == 0 or (config.train.distillation == 1 and config.train.has_classifier),
-            "--cutmix needs --distillation 1 and a plain classifier; pass --cutmix 0",
-        ),
     ]
     for holds, sentence in rules:
         if not holds:

@@ -118,8 +118,8 @@ def step_of(progress: Progress, step: Step, config: Config, source: Source, sett
     optimizer = progress.optimizer_for(step.stage, config.train)
     set_mode(progress.model, step.stage, MANY, config.train)
 
-    def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> Costs:
-        return costs_of_step(progress, step, config, x_B3HW, label_B, image_BV)
+    def costs_of(*shown: Tensor) -> Costs:
+        return costs_of_step(progress, step, config, *shown)
 
     return TrainStep(optimizer, costs_of, source, tell, compile=setting.compile)
 
@@ -132,10 +132,10 @@ def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tel
     optimizer = Progress(model, plain).optimizer_for("classifier", config.train)
     set_mode(model, "joint" if taught else "classifier", MANY, config.train)
 
-    def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> Costs:
+    def costs_of(x_B3HW: Tensor, label_BV: Tensor, *_: Tensor) -> Costs:
         logits_BK = plain(x_B3HW)
         if teacher is None:
-            return classifier_costs(logits_BK, label_B, config.train)
+            return classifier_costs(logits_BK, label_BV[:, 0], config.train)
         with torch.no_grad():
             teacher_logits_BK = target_logits(teacher, x_B3HW, config.augment)
         return {"loss": distillation_cost(logits_BK.float(), teacher_logits_BK)}

@@ -56,10 +56,16 @@ def show(x_B3HW: Tensor, views: Views) -> Tensor:
     return torch.where(_inside(views.piece_B4, height, width), x_B3HW.roll(1, 0), x_B3HW)
 
 
-def shown_images(image_B: Tensor, views: Views) -> Tensor:
-    """The numbers of the one or two images that each view shows, as B, 2."""
+def of_shown(value_B: Tensor, views: Views) -> Tensor:
+    """What is known of each image of a batch (its number, its label), for the one or two that each view shows: B, 2."""
     pieced_B = views.piece_B4[:, 2] > 0
-    return torch.stack([image_B, torch.where(pieced_B, image_B.roll(1), image_B)], 1)
+    return torch.stack([value_B, torch.where(pieced_B, value_B.roll(1), value_B)], 1)
+
+
+def shown_shares(views: Views) -> Tensor:
+    """The shares of each view that show its picture and the piece of another: B, 2."""
+    piece_B = views.piece_B4[:, 2:].prod(1)
+    return torch.stack([1 - piece_B, piece_B], 1)
 
 
 def draw_warps(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -121,8 +121,8 @@ def _make_step(progress: Progress, step: Step, course: Course, kept: ExitStack) 
     """For one stage; what must be put away after it goes to `kept`."""
     train, config, display = course.train, course.config, course.display
 
-    def costs_of(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> dict[str, Tensor]:
-        return steps.costs_of_step(progress, step, config, x_B3HW, label_B, image_BV)
+    def costs_of(*shown: Tensor) -> dict[str, Tensor]:
+        return steps.costs_of_step(progress, step, config, *shown)
 
     optimizer = progress.optimizer_for(step.stage, config.train)
     trained = progress.plain if step.stage == "classifier" else progress.model

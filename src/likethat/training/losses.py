@@ -27,6 +27,13 @@ def distillation_cost(logits_BK: Tensor, teacher_logits_BK: Tensor) -> Tensor:
     return F.kl_div(logits_BK.log_softmax(1), teacher_logits_BK.log_softmax(1), reduction="batchmean", log_target=True)
 
 
+def shared_entropy(logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, smoothing: float) -> Tensor:
+    """Cross entropy with the labels of the V images that each picture shows, each as much as it shows of it."""
+    logits_BKV = logits_BK[:, :, None].expand(-1, -1, label_BV.shape[1])
+    entropy_BV = F.cross_entropy(logits_BKV, label_BV, reduction="none", label_smoothing=smoothing)
+    return (share_BV * entropy_BV).sum(1).mean()
+
+
 def leave_source_out(score_BP: Tensor, image_BV: Tensor, source_P: Tensor, own_KP: Tensor) -> Tensor:
     """On the very image it was cut from, a prototype's score says nothing; it gets the mean of its class mates.
 
@@ -48,12 +55,17 @@ def classifier_costs(logits_BK: Tensor, label_B: Tensor, config: TrainConfig) ->
 
 
 def protopnet_costs(
-    output: Output, label_B: Tensor, own_KP: Tensor, config: TrainConfig, teacher_logits_BK: Tensor | None = None
+    output: Output,
+    label_BV: Tensor,
+    share_BV: Tensor,
+    own_KP: Tensor,
+    config: TrainConfig,
+    teacher_logits_BK: Tensor | None = None,
 ) -> Costs:
-    """Every cost by name; 'loss' is their weighted sum."""
-    own_BP = own_KP[label_B]
+    """Every cost by name; 'loss' is their weighted sum. Clusters form around the first image that a picture shows."""
+    own_BP = own_KP[label_BV[:, 0]]
     costs = {
-        "cross_entropy": F.cross_entropy(output.logits_BK, label_B, label_smoothing=config.label_smoothing),
+        "cross_entropy": shared_entropy(output.logits_BK, label_BV, share_BV, config.label_smoothing),
         "cluster": cluster_cost(output.min_distance_BP, own_BP),
         "separation": separation_cost(output.min_distance_BP, own_BP),
     }

@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from likethat.distributed import total, world
 from likethat.training.losses import Costs
 
-CostsOf = Callable[[Tensor, Tensor, Tensor], Costs]  # of pictures, labels, and the images that each picture shows
+# Pictures (or feature maps), and for the V images that each of them shows: labels, shares of the picture, and numbers.
+Shown = tuple[Tensor, ...]
+CostsOf = Callable[..., Costs]  # of what is shown
 
 
 class Trained(nn.Module):
@@ -25,8 +27,8 @@ class Trained(nn.Module):
         super().__init__()
         self.module, self.costs_of = module, costs_of
 
-    def forward(self, x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> Costs:
-        return self.costs_of(x_B3HW, label_B, image_BV)
+    def forward(self, *shown: Tensor) -> Costs:
+        return self.costs_of(*shown)
 
 
 def average_gradients(module: nn.Module, costs_of: CostsOf) -> CostsOf:

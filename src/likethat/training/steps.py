@@ -35,15 +35,21 @@ from likethat.training.state import Progress
 
 
 def costs_of_step(
-    progress: Progress, step: Step, config: Config, x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor
+    progress: Progress,
+    step: Step,
+    config: Config,
+    x_B3HW: Tensor,
+    label_BV: Tensor,
+    share_BV: Tensor,
+    image_BV: Tensor,
 ) -> Costs:
-    """The costs of one batch, with its accuracy; `image_BV` are the numbers of the training images it shows. Where the
-    stage learns from feature maps, they stand in the place of the pictures."""
+    """The costs of one batch, with its accuracy: its pictures, and the labels, shares and numbers of the V training
+    images that each shows. Where the stage learns from feature maps, they stand in the place of the pictures."""
     settings, model = config.train, progress.model
     if step.stage == "classifier":
         assert progress.plain is not None
         logits_BK = progress.plain(x_B3HW)
-        costs = classifier_costs(logits_BK, label_B, settings)
+        costs = classifier_costs(logits_BK, label_BV[:, 0], settings)
     else:
         maps = learns_from_maps(step.stage, settings)
         output, own_KP = model.of_map(x_B3HW) if maps else model(x_B3HW), model.own_KP
@@ -60,8 +66,8 @@ def costs_of_step(
                 else:  # until then the teacher's backbone is the model's
                     teacher_logits_BK = (progress.plain.of_map(x_B3HW) if maps else progress.plain(x_B3HW)).float()
         logits_BK = output.logits_BK
-        costs = protopnet_costs(output, label_B, own_KP, settings, teacher_logits_BK)
-    return {**costs, "accuracy": (logits_BK.argmax(1) == label_B).float().mean()}
+        costs = protopnet_costs(output, label_BV, share_BV, own_KP, settings, teacher_logits_BK)
+    return {**costs, "accuracy": (logits_BK.argmax(1) == label_BV[:, 0]).float().mean()}
 
 
 def target_logits(teacher: PlainClassifier, x_B3HW: Tensor, config: AugmentConfig) -> Tensor:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from likethat.config import AugmentConfig
-from likethat.data.augment import Views, draw_views, show, shown_images
+from likethat.data.augment import Views, draw_views, of_shown, show, shown_shares
 from likethat.data.loaders import Images, to_unit
 from likethat.distributed import own_part, rank, total, world
 from likethat.runtime import send
 from likethat.training.engine import mixed_precision
 from likethat.training.losses import Costs
-from likethat.training.parallel import CostsOf
+from likethat.training.parallel import CostsOf, Shown
 
 WARM_UP = 3  # steps before the recording, in which CUDA's libraries choose their kernels
 
@@ -30,8 +30,8 @@ class Source(Protocol):
     def gather(self, index_B: Tensor, seed: int) -> list[Tensor]:
         """All that this process's part of a batch is made of, on the device."""
 
-    def show(self, *gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Made of it: pictures (or feature maps), labels, and the numbers of the images that each picture shows."""
+    def show(self, *gathered: Tensor) -> Shown:
+        """Made of it."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,12 @@ class FreshViews:
         views = views.to(self.device)
         return [*self.images.raw_batch(index_B), send(index_B, self.device), *vars(views).values()]
 
-    def show(self, *gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def show(self, *gathered: Tensor) -> Shown:
         pixel_BHW3, label_B, image_B, *drawn = gathered
         views = Views(*drawn)
-        x_B3HW, image_BV = show(to_unit(pixel_BHW3), views), shown_images(image_B, views)
-        return (x_B3HW, label_B, image_BV) if world() == 1 else (x_B3HW[1:], label_B[1:], image_BV[1:])
+        x_B3HW = show(to_unit(pixel_BHW3), views)
+        shown = (x_B3HW, of_shown(label_B, views), shown_shares(views), of_shown(image_B, views))
+        return shown if world() == 1 else tuple(value[1:] for value in shown)
 
 
 class TrainStep:
@@ -106,10 +107,10 @@ class TrainStep:
 
     def _descend(self, *inputs: Tensor, batch: int | None = None) -> Costs:
         """`batch` is the size of the whole batch, of which several processes have a slice each."""
-        x_B3HW, label_B, image_BV = self.source.show(*inputs)
-        share = len(x_B3HW) / (batch or len(x_B3HW))
+        shown = self.source.show(*inputs)
+        share = len(shown[0]) / (batch or len(shown[0]))
         with mixed_precision(self.source.device):
-            costs = self.costs_of(x_B3HW, label_B, image_BV)
+            costs = self.costs_of(*shown)
         self.optimizer.zero_grad(set_to_none=True)
         # Costs are means over pictures; gradients are averaged over processes, whatever the size of their slices.
         loss = costs["loss"] if world() == 1 else costs["loss"] * (share * world())
@@ -146,20 +147,20 @@ def compiled(costs_of: CostsOf, tell: Callable[[str], None]) -> CostsOf:
     torch.compiler.reset()  # each stage trains other parameters; what was compiled for the last one is of no use
     quick, first = torch.compile(costs_of, dynamic=False), True
 
-    def costs_now(x_B3HW: Tensor, label_B: Tensor, image_BV: Tensor) -> Costs:
+    def costs_now(*shown: Tensor) -> Costs:
         nonlocal quick, first
         if not first:
-            return quick(x_B3HW, label_B, image_BV)
+            return quick(*shown)
         first = False
         try:
-            return quick(x_B3HW, label_B, image_BV)
+            return quick(*shown)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             quick = costs_of
             reason = str(error).strip().partition("\n")[0]
             tell(f"note: steps cannot be compiled here, so they run slower ({reason})")
-        return costs_of(x_B3HW, label_B, image_BV)
+        return costs_of(*shown)
 
     return costs_now
 

@@ -24,6 +24,7 @@ from likethat.models.backbone import Backbone
 from likethat.progress import Advance
 from likethat.runtime import seed_for, send
 from likethat.training.engine import mixed_precision, own_batches_of
+from likethat.training.parallel import Shown
 from likethat.training.room import fill_file, gone_afterwards, too_large
 
 
@@ -38,9 +39,10 @@ class ViewMaps(Images):
         row_B = row_B[own_part(len(row_B))]
         return [*self.raw_batch(row_B), send(row_B % self.images, self.device)]
 
-    def show(self, *gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def show(self, *gathered: Tensor) -> Shown:
         map_BHWC, label_B, image_B = gathered
-        return map_BHWC.permute(0, 3, 1, 2).float(), label_B, image_B[:, None]
+        share_B = torch.ones_like(label_B, dtype=torch.float32)
+        return map_BHWC.permute(0, 3, 1, 2).float(), label_B[:, None], share_B[:, None], image_B[:, None]
 
 
 def rows_of_epoch(batches: Tensor, images: int, epoch: int, config: TrainConfig) -> Tensor:
