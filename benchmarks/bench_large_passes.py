@@ -106,7 +106,7 @@ def measure(folder: Path, count: int, case: type[Small] | type[Full]) -> dict[st
 
     def pruning(images: Images) -> None:
         score_NP = score_cache.cache_scores(model, images, None, folder / "scores")
-        scores = prune.CachedScores(score_NP, images.label_N, layer.class_P, classes, source_P, folder)
+        scores = prune.CachedScores(score_NP, images.label_N, layer.class_P, classes, source_P, len(images), folder)
         kept = scores.select(torch.arange(0, len(source_P), 2)).fair()
         solve_last_layer(kept.score_NP, kept.label_N, kept.class_P, classes, max_iterations=ITERATIONS)
 

@@ -78,7 +78,8 @@ def problem_of(run: Path, keep: list[int]) -> tuple[torch.Tensor, torch.Tensor, 
     class_P = classifier.networks[0].prototype_layer.class_P[keep]
     score_NP, label_N = scores_of(run, "train")
     own_KP = torch.arange(3)[:, None] == class_P
-    fair_NP = leave_source_out(score_NP[:, keep], torch.arange(len(score_NP))[:, None], source_P, own_KP)
+    image_N = torch.arange(len(score_NP)) % len(paths)  # all pictures in one view, then in the next
+    fair_NP = leave_source_out(score_NP[:, keep], image_N[:, None], source_P, own_KP)
     return fair_NP, label_N, class_P
 
 

@@ -101,7 +101,7 @@ def test_the_last_layer_is_optimal_again(pruned: Path) -> None:
     pixels = decode_samples(dataset.root, dataset.train, config.model.input_size).pixels
     views = last_layer_images(hold(pixels, dataset.train, torch.device("cpu")), config)
     rows = []
-    for number, sample in enumerate(dataset.train):
+    for number, sample in enumerate(dataset.train * config.train.last_layer_views):
         score = classifier.networks[0](views.batch(torch.tensor([number]))[0]).score_BP[0].tolist()
         fair = list(score)
         for p, prototype in enumerate(classifier.prototypes):
@@ -113,8 +113,8 @@ def test_the_last_layer_is_optimal_again(pruned: Path) -> None:
                 ]
                 fair[p] = sum(mates) / len(mates) if mates else score[p]
         rows.append(fair)
-    label_N = torch.tensor([sample.label for sample in dataset.train])
     settings = config.train
+    label_N = torch.tensor([sample.label for sample in dataset.train * settings.last_layer_views])
     residual = kkt_residual(
         classifier.weight_KP,
         torch.tensor(rows),

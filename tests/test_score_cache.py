@@ -12,7 +12,7 @@ from runs import make_tiny_birds
 import likethat
 from likethat import pipeline, prune_run, run_dir
 from likethat.config import resolve
-from likethat.data.loaders import Images, one_view_each
+from likethat.data.loaders import Images, views_of
 from likethat.errors import UserError
 from likethat.training import last_layer_problem, prune, room
 from likethat.training.engine import score_images
@@ -28,11 +28,11 @@ def test_the_file_holds_the_scores(
     tied: bool, similarity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model([3, 1, 2], similarity=similarity)
-    images: Images = one_view_each(random_images(70, 3), resolve().augment, seed=3)
+    images: Images = views_of(random_images(35, 3), resolve().augment, seed=3, count=2)
     source_P = torch.tensor([0, 3, 6, 1, 2, 5]) if tied else None
     exact_NP = score_images(model, images)
     if source_P is not None:
-        exact_NP = leave_source_out(exact_NP, torch.arange(70)[:, None], source_P, model.own_KP)
+        exact_NP = leave_source_out(exact_NP, torch.arange(35).repeat(2)[:, None], source_P, model.own_KP)
     file = tmp_path / "made" / "scores"
     with cached_scores(model, images, source_P, file) as score_NP:
         assert torch.equal(score_NP, exact_NP)  # small enough for memory
@@ -53,7 +53,7 @@ def test_pruning_from_a_file_is_pruning_from_memory(
     model, images = tiny_model([3, 1, 2]), random_images(70, 3)
     layer = model.prototype_layer
     source_P = torch.tensor([0, 3, 6, 1, 2, 5]) if tied else None
-    data = (images.label_N, layer.class_P, 3, source_P)
+    data = (images.label_N, layer.class_P, 3, source_P, len(images))
     keep_p, settings = torch.tensor([0, 2, 3, 4, 5]), resolve().train
     with cached_scores(model, images, None, tmp_path / "none") as score_NP:
         whole = CachedScores(score_NP.half().float(), *data)

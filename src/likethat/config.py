@@ -97,6 +97,7 @@ class TrainConfig:
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
+    last_layer_views: int = _option(4, "views of every training image that the last layer learns from")
     compile: bool = _option(False, "compile the steps: they begin a minute later and then take less time")
     ridge: float = _option(1e-4, "pull of the last layer towards its first weights; makes the optimum exist")
 
@@ -107,7 +108,7 @@ class TrainConfig:
 
 
 # Options with a default that changes training, which runs of earlier versions lack: what those were trained with.
-CAME_LATER = {"cutmix": 0.0}
+CAME_LATER = {"cutmix": 0.0, "last_layer_views": 1}
 
 SECTIONS = {"data": DataConfig, "model": ModelConfig, "augment": AugmentConfig, "train": TrainConfig}
 
@@ -154,6 +155,7 @@ def paper(backbone: str) -> Config:
             cluster=0.8,
             separation=0.08,
             l1=1e-4,
+            last_layer_views=1,
         ),
     )
 
@@ -232,6 +234,7 @@ def _check(config: Config) -> None:
         ],
         (config.train.batch_size >= 2, "--batch-size must be at least 2"),
         (config.train.views >= 1, "--views must be at least 1"),
+        (config.train.last_layer_views >= 1, "--last-layer-views must be at least 1"),
         (not config.train.tie or config.train.has_classifier, "--tie needs --classifier-epochs above 0"),
         (0 < config.train.telling <= 1, "--telling must lie between 0 and 1"),
         (0 < config.train.warm_up < 1, "--warm-up must lie between 0 and 1"),

@@ -95,6 +95,7 @@ class Workshop:
             self._classes(columns),
             len(self.original.classes),
             source_P if settings.tie else None,  # as in training: tied prototypes do not judge their own images
+            len(self.dataset.train),
         )
         solution = refit_last_layer(scores, None, settings)
         return State(columns, solution.weight_KP, self._measure(columns, solution.weight_KP), solution.kkt_residual)

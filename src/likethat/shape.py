@@ -68,7 +68,9 @@ def open_member(
         with display.task(f"scores of the {part} images") as advance:
             score_NP = cache_scores(network, scored, None, scratch / f"scores{number}{part}.f16", advance)
         unfair = source_P if part == "train" and record.config.train.tie else None
-        scores[part] = CachedScores(score_NP, images.label_N, class_P, network.num_classes, unfair, scratch)
+        scores[part] = CachedScores(
+            score_NP, scored.label_N, class_P, network.num_classes, unfair, len(images), scratch
+        )
     nearest_Pk = None
     if nearest is not None:
         with display.task("nearest training images") as advance:

@@ -25,7 +25,11 @@ class Images:
     device: torch.device
 
     def __len__(self) -> int:
-        return len(self.pixel_NHW3)
+        return len(self.label_N)
+
+    def image_of(self, row_B: Tensor) -> Tensor:
+        """The numbers of the pictures that are in these rows."""
+        return row_B
 
     def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
         """Pictures in [0, 1] as B, 3, H, W and their labels, on the device."""
@@ -34,29 +38,33 @@ class Images:
 
     def raw_batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
         """Pictures as bytes and their labels, on the device."""
+        image_B = self.image_of(index_B)
         if self.pixel_NHW3.device == self.device:
-            pixel_BHW3 = self.pixel_NHW3[send(index_B, self.device)]
+            pixel_BHW3 = self.pixel_NHW3[send(image_B, self.device)]
         else:
-            pixel_BHW3 = send(self.pixel_NHW3[index_B.cpu()], self.device)
+            pixel_BHW3 = send(self.pixel_NHW3[image_B.cpu()], self.device)
         return pixel_BHW3, self.label_N[send(index_B, self.device)]
 
 
 @dataclass
 class ViewedImages(Images):
-    """One view of every picture, always the same."""
+    """A few views of every picture, always the same. View v of picture i is row v * pictures + i."""
 
     views: Views
+
+    def image_of(self, row_B: Tensor) -> Tensor:
+        return row_B % len(self.pixel_NHW3)
 
     def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
         x_B3HW, label_B = super().batch(index_B)
         return show(x_B3HW, self.views[index_B.cpu()].to(self.device)), label_B
 
 
-def one_view_each(images: Images, config: AugmentConfig, seed: int) -> ViewedImages:
+def views_of(images: Images, config: AugmentConfig, seed: int, count: int = 1) -> ViewedImages:
     height, width = images.pixel_NHW3.shape[1:3]
     config = replace(config, cutmix=0.0)  # a view of one picture
-    views = draw_views(len(images), height / width, config, torch.Generator().manual_seed(seed))
-    return ViewedImages(images.pixel_NHW3, images.label_N, images.device, views)
+    views = draw_views(count * len(images), height / width, config, torch.Generator().manual_seed(seed))
+    return ViewedImages(images.pixel_NHW3, images.label_N.repeat(count), images.device, views)
 
 
 def to_unit(pixel_BHW3: Tensor) -> Tensor:

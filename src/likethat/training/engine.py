@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from likethat.config import Config
 from likethat.data.cache import decode_samples
 from likethat.data.dataset import Sample
-from likethat.data.loaders import Images, hold, one_view_each
+from likethat.data.loaders import Images, hold, views_of
 from likethat.distributed import join, own_part
 from likethat.errors import UserError
 from likethat.models.baseline import PlainClassifier
@@ -72,9 +72,10 @@ def own_batches_of_files(
 
 
 def last_layer_images(train: Images, config: Config) -> Images:
-    """What the last layer learns from: a view of every training image. The pictures themselves are known by heart, so
+    """What the last layer learns from: views of every training image. The pictures themselves are known by heart, so
     connections learned from them are too sure of themselves."""
-    return one_view_each(train, config.augment, seed_for(config.train.seed, "last layer"))
+    seed = seed_for(config.train.seed, "last layer")
+    return views_of(train, config.augment, seed, config.train.last_layer_views)
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ class CachedScores:
     class_P: Tensor
     num_classes: int
     source_P: Tensor | None  # the image each prototype was cut from, where it must not judge that image
+    images: int  # of which there may be several views: view v of image i is row v * images + i
     scratch: Path | None = None  # where files may be made; scores that are in one are float16
 
     def select(self, keep_p: Tensor) -> CachedScores:
@@ -46,7 +47,8 @@ class CachedScores:
             return self
         source_P, own_KP = self.source_P, torch.arange(self.num_classes).to(self.class_P)[:, None] == self.class_P
         score_NP = self._made(
-            len(source_P), lambda image_b, score_bP: leave_source_out(score_bP, image_b[:, None], source_P, own_KP)
+            len(source_P),
+            lambda row_b, score_bP: leave_source_out(score_bP, row_b[:, None] % self.images, source_P, own_KP),
         )
         return replace(self, score_NP=score_NP, source_P=None)
 

@@ -41,8 +41,8 @@ def cache_scores(
     score_NP = score_images(model, images, advance)
     if source_P is not None:
         rows = max(1, BLOCK // prototypes)
-        for image_b, score_bP in zip(torch.arange(count).split(rows), score_NP.split(rows), strict=True):
-            score_bP.copy_(_fair(model, score_bP, image_b, source_P))
+        for row_b, score_bP in zip(torch.arange(count).split(rows), score_NP.split(rows), strict=True):
+            score_bP.copy_(_fair(model, score_bP, images.image_of(row_b), source_P))
     return score_NP
 
 
@@ -54,7 +54,8 @@ def _own_rows(
     model.eval()
     for index_B, x_B3HW, _ in own_batches_of(images, advance):
         score_BP = scores_of(model, x_B3HW)
-        yield int(index_B[0]), score_BP if source_P is None else _fair(model, score_BP, index_B, source_P)
+        image_B = images.image_of(index_B)
+        yield int(index_B[0]), score_BP if source_P is None else _fair(model, score_BP, image_B, source_P)
 
 
 def _fair(model: ProtoPNet, score_BP: Tensor, image_B: Tensor, source_P: Tensor) -> Tensor:

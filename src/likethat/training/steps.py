@@ -159,20 +159,21 @@ def optimise_last_layer(
     assert progress.projection is not None
     source_P = progress.projection.image_P if config.train.tie else None
     started = time.monotonic()
+    views = last_layer_images(train, config)
     with (
         display.task("scores of the training images") as advance,
-        cached_scores(model, last_layer_images(train, config), source_P, run / run_dir.SCORES, advance) as score_NP,
+        cached_scores(model, views, source_P, run / run_dir.SCORES, advance) as score_NP,
     ):
         solution = solve_last_layer(
             score_NP,
-            train.label_N,
+            views.label_N,
             class_P,
             model.num_classes,
             lam=config.train.l1,
             ridge=config.train.ridge,
             start_KP=unsolved_KP,
         )
-        right_N = predict(solution.weight_KP, score_NP, train.label_N, class_P) == train.label_N
+        right_N = predict(solution.weight_KP, score_NP, views.label_N, class_P) == views.label_N
     with torch.no_grad():
         model.last_layer.weight.copy_(solution.weight_KP)
     measured = measure(classify_images(model, val), val.label_N)

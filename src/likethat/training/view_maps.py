@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from likethat.config import Config, TrainConfig
-from likethat.data.loaders import Images, one_view_each
+from likethat.data.loaders import Images, views_of
 from likethat.distributed import join, own_part, world
 from likethat.errors import UserError
 from likethat.models.backbone import Backbone
@@ -79,7 +79,7 @@ def cached_view_maps(
 
 
 def view_of(images: Images, view: int, config: Config) -> Images:
-    return one_view_each(images, config.augment, seed_for(config.train.seed, "warm view", view))
+    return views_of(images, config.augment, seed_for(config.train.seed, "warm view", view))
 
 
 @torch.no_grad()
