@@ -85,3 +85,5 @@ def test_a_run_of_an_earlier_version_keeps_what_it_was_trained_with() -> None:
     saved = json.loads(json.dumps(resolve("default", cutmix=0, distillation=0.5).to_dict()))
     del saved["augment"]["cutmix"]  # the option came later
     assert from_dict(saved) == resolve("default", cutmix=0, distillation=0.5)
+    del saved["train"]["last_layer_views"]
+    assert from_dict(saved) == resolve("default", cutmix=0, distillation=0.5, last_layer_views=1)

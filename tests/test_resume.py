@@ -43,7 +43,7 @@ if stage in ("classifier", "warm", "joint"):
 elif stage == "choose":
     deadly(steps, "start_from_classifier", lambda *a: True)
 elif stage == "maps":
-    deadly(view_maps, "view_of", lambda *a: True)
+    deadly(view_maps, "warm_view", lambda *a: True)
 elif stage == "project":
     deadly(steps, "project", lambda *a: True)
 elif stage == "last_layer":

@@ -97,9 +97,9 @@ class TrainConfig:
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
+    ridge: float = _option(1e-4, "pull of the last layer towards its first weights; makes the optimum exist")
     last_layer_views: int = _option(4, "views of every training image that the last layer learns from")
     compile: bool = _option(False, "compile the steps: they begin a minute later and then take less time")
-    ridge: float = _option(1e-4, "pull of the last layer towards its first weights; makes the optimum exist")
 
     @property
     def has_classifier(self) -> bool:

@@ -78,7 +78,7 @@ def cached_view_maps(
         yield ViewMaps(map_RHWC, images.label_N.repeat(views), images.device, len(images))
 
 
-def view_of(images: Images, view: int, config: Config) -> Images:
+def warm_view(images: Images, view: int, config: Config) -> Images:
     return views_of(images, config.augment, seed_for(config.train.seed, "warm view", view))
 
 
@@ -91,7 +91,7 @@ def _own_rows(
     views = config.train.warm_views
     for view in range(views):
         check()
-        for index_B, x_B3HW, _ in own_batches_of(view_of(images, view, config), _from(view, views, advance)):
+        for index_B, x_B3HW, _ in own_batches_of(warm_view(images, view, config), _from(view, views, advance)):
             with mixed_precision(images.device):
                 map_BHWC = backbone(x_B3HW).permute(0, 2, 3, 1).half()
             if not bool(map_BHWC.isfinite().all()):
