@@ -20,7 +20,9 @@ import torch
 from runs import TINY, likethat, make_tiny_birds
 from safetensors.torch import save_file
 
+from likethat import load
 from likethat.config import resolve
+from likethat.data.dataset import open_dataset
 from likethat.errors import UserError
 from likethat.reproduction.plan import Study, make_tasks, run_options
 from likethat.reproduction.study import reproduce
@@ -131,6 +133,27 @@ def test_every_figure_is_a_runs_own(study: Path) -> None:
                 assert row[figure]["by_seed"][seed] == value, figure
             together = lines_of(study / f"seed{seed}" / "+".join(BACKBONES) / "default")[-1]["accuracy"]
             assert row_of(study, "combined", "default")["test"]["by_seed"][seed] == together
+
+
+def test_projection_is_judged_with_the_prototypes_before_and_after_it(study: Path, birds: Path) -> None:
+    """In a run of one cycle the connections before the last layer are all alike, so that sums of scores decide."""
+    run = study / "seed0" / "test_resnet" / "default"
+    classifier = load(run, "cpu")
+    network, samples = classifier.networks[0], open_dataset(birds, seed=0).test
+    pictures = [classifier.prepare(birds / sample.path, sample.box).pixels[0] for sample in samples]
+    with torch.no_grad():
+        z_NDS = network.latent(torch.stack(pictures) / 255).flatten(2)
+    layer, told = network.prototype_layer, lines_of(run)[-2]
+    assert not torch.equal(layer.prototype_PDhw, layer.unprojected_PDhw)
+    for when, prototypes in (("before", layer.unprojected_PDhw), ("after", layer.prototype_PDhw)):
+        right = 0
+        for z_DS, sample in zip(z_NDS, samples, strict=True):
+            points = [0.0] * len(classifier.classes)
+            for prototype_D, label in zip(prototypes.detach()[:, :, 0, 0], layer.class_P.tolist(), strict=True):
+                alike = torch.cosine_similarity(z_DS, prototype_D[:, None], dim=0).max()
+                points[label] += max(float(alike), 0.0) * min(float(prototype_D.norm()), 1.0)
+            right += points.index(max(points)) == sample.label
+        assert told[when]["accuracy"] == pytest.approx(right / len(samples))
 
 
 def test_means_and_deviations(study: Path) -> None:

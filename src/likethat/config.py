@@ -78,7 +78,7 @@ class TrainConfig:
         0, "views of every image that the frozen backbone sees once, for all warm epochs; 0: fresh ones in every step"
     )
     joint_epochs: tuple[int, ...] = _option(
-        (10, 40), "epochs of joint training before each projection, one number a cycle"
+        (50,), "epochs of joint training before each projection, one number a cycle"
     )
     telling: float = _option(0.2, "share of an image's patches, the most telling ones, that may become prototypes")
     norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
@@ -93,7 +93,7 @@ class TrainConfig:
     weight_decay: float = _option(0.05, "weight decay of backbone, add-on layers and linear layer")
     decoupled_decay: bool = _option(True, "AdamW's weight decay instead of Adam's")
     label_smoothing: float = _option(0.1, "share of the target spread over all classes")
-    distillation: float = _option(1.0, "share of the cross entropy taken against the plain classifier's probabilities")
+    distillation: float = _option(0.5, "share of the cross entropy taken against the plain classifier's probabilities")
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")

@@ -232,15 +232,20 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     """Model, prototypes, test accuracy (looked at here for the first and only time) and report."""
     assert progress.best_projection is not None
     dataset, test = prepared.dataset, prepared.images["test"]
-    weights = [model.last_layer.weight]
+    layer = model.prototype_layer
+    heads = [(layer, model.last_layer.weight)]
     if progress.best_unsolved_KP is not None:
-        weights.append(progress.best_unsolved_KP.to(test.device))
+        # For reading only: what projection and last layer did to the accuracy, which the run told on validation images.
+        unsolved_KP = progress.best_unsolved_KP.to(test.device)
+        before = layer.with_prototypes(layer.unprojected_PDhw.flatten(1), layer.class_P)
+        heads += [(before, unsolved_KP), (layer, unsolved_KP)]
     with display.task("test images") as advance:
-        logits_NK, *unsolved = logits_by(weights, model, own_batches_of(test, advance), len(test), test.device)
+        logits_NK, *unsolved = logits_by(heads, model, own_batches_of(test, advance), len(test), test.device)
     val_NK = classify_images(model, prepared.images["val"])
     metrics = progress.metrics
     if unsolved:
-        metrics = [*metrics, _measure_projection(model, test, weights[1], unsolved[0])]
+        measured = [measure(unsolved_NK, test.label_N) for unsolved_NK in unsolved]
+        metrics = [*metrics, {"stage": "test_projection", "before": measured[0], "after": measured[1]}]
     if not is_first():
         barrier()
         return load(out, str(test.device))
@@ -251,19 +256,6 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     barrier()
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
     return classifier
-
-
-@torch.no_grad()
-def _measure_projection(model: ProtoPNet, test: Images, unsolved_KP: Tensor, after_NK: Tensor) -> dict[str, Any]:
-    """Test accuracy before the projection and after it, as the project step measures both on validation. It comes
-    when all choices are made, for reading only; the model is left as it was."""
-    layer = model.prototype_layer
-    projected_PDhw = layer.prototype_PDhw.clone()
-    layer.prototype_PDhw.copy_(layer.unprojected_PDhw)
-    before_NK = logits_by((unsolved_KP,), model, own_batches_of(test), len(test), test.device)[0]
-    layer.prototype_PDhw.copy_(projected_PDhw)
-    before, after = (measure(logits_NK, test.label_N) for logits_NK in (before_NK, after_NK))
-    return {"stage": "test_projection", "before": before, "after": after}
 
 
 def conclude(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from likethat.config import Config
 from likethat.data.cache import decode_samples
 from likethat.data.dataset import Sample
-from likethat.data.loaders import Images, hold, views_of
+from likethat.data.loaders import Images, ViewedImages, hold, views_of
 from likethat.distributed import join, own_part
 from likethat.errors import UserError
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
+from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Advance
 from likethat.runtime import seed_for, send
 
@@ -25,11 +26,17 @@ CHUNK = 512  # image files decoded and in memory at a time; whole batches
 BLOCK = 2**22  # logits that are converted to float64 at a time
 
 Batches = Iterator[tuple[Tensor, Tensor, Tensor]]  # numbers of the images, pictures, labels
+Head = tuple[PrototypeLayer, Tensor]  # prototypes and a last layer of theirs
 
 
 def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
-    """bf16 where it pays (CUDA). Only gradient descent uses it; everything that must be exact runs in fp32."""
+    """bf16 where it pays (CUDA). Only what learns from views uses it; everything that must be exact runs in fp32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def precision_for(images: Images) -> AbstractContextManager[object]:
+    """Views teach the last layer as they taught the layers before it; of the pictures themselves all is exact."""
+    return mixed_precision(images.device) if isinstance(images, ViewedImages) else nullcontext()
 
 
 def batches_of(images: Images, advance: Advance | None = None) -> Batches:
@@ -84,14 +91,19 @@ def score_images(model: ProtoPNet, images: Images, advance: Advance | None = Non
     model.eval()
     score_NP = torch.zeros(len(images), len(model.prototype_layer.class_P), device=images.device)
     for index_B, x_B3HW, _ in own_batches_of(images, advance):
-        score_NP[send(index_B, images.device)] = scores_of(model, x_B3HW)
+        with precision_for(images):
+            score_NP[send(index_B, images.device)] = scores_of(model, x_B3HW)
     return join(score_NP)
 
 
 def scores_of(model: ProtoPNet, x_B3HW: Tensor) -> Tensor:
-    """The similarity scores of some pictures, B x P, without all their distances in memory at a time."""
-    layer = model.prototype_layer
-    nearest = [maps.smallest() for _, maps in layer.in_blocks(model.latent(x_B3HW))]
+    """The similarity scores of some pictures, B x P."""
+    return scores_by(model.prototype_layer, model.latent(x_B3HW))
+
+
+def scores_by(layer: PrototypeLayer, z_BDHW: Tensor) -> Tensor:
+    """The similarity scores of some latent maps, B x P, without all their distances in memory at a time."""
+    nearest = [maps.smallest() for _, maps in layer.in_blocks(z_BDHW)]
     return layer.similarity.of_distance(torch.cat(nearest, 1))
 
 
@@ -104,7 +116,7 @@ def classify_images(model: ProtoPNet | PlainClassifier, images: Images, advance:
 def join_logits(model: ProtoPNet | PlainClassifier, batches: Batches, count: int, device: torch.device) -> Tensor:
     """Of `count` images, of which this process has these batches and others have theirs."""
     if isinstance(model, ProtoPNet):
-        return logits_by((model.last_layer.weight,), model, batches, count, device)[0]
+        return logits_by([(model.prototype_layer, model.last_layer.weight)], model, batches, count, device)[0]
     model.eval()
     logits_NK = torch.zeros(count, model.head.out_features, device=device)
     for index_B, x_B3HW, _ in batches:
@@ -114,15 +126,16 @@ def join_logits(model: ProtoPNet | PlainClassifier, batches: Batches, count: int
 
 @torch.no_grad()
 def logits_by(
-    weights: Sequence[Tensor], model: ProtoPNet, batches: Batches, count: int, device: torch.device
+    heads: Sequence[Head], model: ProtoPNet, batches: Batches, count: int, device: torch.device
 ) -> list[Tensor]:
-    """What each of several last layers gives, from one pass and without keeping the scores."""
+    """What each of several heads makes of the model's latent maps, from one pass and without keeping the scores."""
     model.eval()
-    found = [torch.zeros(count, len(weight_KP), device=device) for weight_KP in weights]
+    found = [torch.zeros(count, len(weight_KP), device=device) for _, weight_KP in heads]
     for index_B, x_B3HW, _ in batches:
-        score_BP = scores_of(model, x_B3HW)
-        with torch.autocast(device.type, enabled=False):
-            for logits_NK, weight_KP in zip(found, weights, strict=True):
+        z_BDHW = model.latent(x_B3HW)
+        for logits_NK, (layer, weight_KP) in zip(found, heads, strict=True):
+            score_BP = scores_by(layer, z_BDHW)
+            with torch.autocast(device.type, enabled=False):
                 logits_NK[send(index_B, device)] = score_BP @ weight_KP.T
     return [join(logits_NK) for logits_NK in found]
 

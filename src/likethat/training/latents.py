@@ -18,7 +18,7 @@ from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Advance
 from likethat.runtime import physical_memory
-from likethat.training.engine import EVAL_BATCH, batches_of
+from likethat.training.engine import EVAL_BATCH, batches_of, precision_for
 
 MEMORY_SHARE = 0.25  # of the machine's memory that the maps of one part may take; beyond it they stay on disk
 
@@ -53,7 +53,8 @@ def cache_latents(model: ProtoPNet, images: Images, file: Path, advance: Advance
         z_NHWD = torch.empty(shape)
     z_NDHW = z_NHWD.permute(0, 3, 1, 2)  # in memory as convolutions leave it, so that what follows rounds alike
     for index_B, x_B3HW, _ in batches_of(images, advance):
-        z_NDHW[index_B] = model.latent(x_B3HW).float().cpu()
+        with precision_for(images):
+            z_NDHW[index_B] = model.latent(x_B3HW).float().cpu()
     return Latents(z_NDHW, images.label_N)
 
 

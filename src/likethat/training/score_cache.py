@@ -12,7 +12,7 @@ from torch import Tensor
 from likethat.data.loaders import Images
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
-from likethat.training.engine import own_batches_of, score_images, scores_of
+from likethat.training.engine import own_batches_of, precision_for, score_images, scores_of
 from likethat.training.losses import leave_source_out
 from likethat.training.room import fill_file, gone_afterwards, too_large
 
@@ -53,7 +53,8 @@ def _own_rows(
     """Those that this process sees to."""
     model.eval()
     for index_B, x_B3HW, _ in own_batches_of(images, advance):
-        score_BP = scores_of(model, x_B3HW)
+        with precision_for(images):
+            score_BP = scores_of(model, x_B3HW)
         image_B = images.image_of(index_B)
         yield int(index_B[0]), score_BP if source_P is None else _fair(model, score_BP, image_B, source_P)
 
