@@ -18,7 +18,7 @@ from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Advance
 from likethat.runtime import physical_memory
-from likethat.training.engine import EVAL_BATCH, batches_of, precision_for
+from likethat.training.engine import EVAL_BATCH, batches_of, precision_for, scores_by
 
 MEMORY_SHARE = 0.25  # of the machine's memory that the maps of one part may take; beyond it they stay on disk
 
@@ -61,5 +61,4 @@ def cache_latents(model: ProtoPNet, images: Images, file: Path, advance: Advance
 @torch.no_grad()
 def score_latents(layer: PrototypeLayer, latents: Latents) -> Tensor:
     """The similarity scores of every image, N x P; as the whole network gives them, where the layer is its own."""
-    of_distance = layer.similarity.of_distance
-    return torch.cat([of_distance(layer(z_BDHW).smallest()) for z_BDHW in latents.batches()])
+    return torch.cat([scores_by(layer, z_BDHW) for z_BDHW in latents.batches()])
