@@ -66,6 +66,7 @@ def study(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "go on with: likethat reproduce" in said
     partial = json.loads((out / "table.json").read_text())
     assert not partial["complete"]
+    assert "study so far: " in (out / "table.md").read_text()
     assert next(row["test"]["by_seed"].keys() for row in partial["rows"] if "test" in row) == {"0"}
     # The runs under way outlive a kill, and may be at it still when the next command begins, or have finished.
     code, _ = act_at("seed0/test_resnet/default ...", lambda process: process.kill(), command)
@@ -177,6 +178,7 @@ def test_markdown_and_picture_show_the_same(study: Path) -> None:
         assert f"{100 * figure['mean']:.1f}" in picture
         assert backbone in picture
     assert "Not complete" not in text
+    assert "so far" not in text
 
 
 def test_wall_times_are_told(study: Path) -> None:

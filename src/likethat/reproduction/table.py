@@ -132,15 +132,16 @@ def is_complete(study: Study, rows: Sequence[Row]) -> bool:
 def to_markdown(study: Study, rows: Sequence[Row], failures: Mapping[str, str], times: Times) -> str:
     """Two tables for each kind of pictures: accuracies side by side, then what happened on the way to them."""
     seeds = ", ".join(map(str, study.seeds))
+    complete = is_complete(study, rows)
     spread = f"mean ± sample standard deviation over seeds {seeds}" if len(study.seeds) > 1 else f"seed {seeds}"
     parts = [
         f"# Plain classifiers and ProtoPNets on {Path(study.data).resolve().name}\n",
         f"Top-1 accuracy in %, {spread}. Everything was chosen on validation images; test images were "
         "looked at once all choices were made. "
         "Seconds are those of the run alone: a preset that begins with a plain classifier takes the finished one. "
-        f"Wall time of the study so far: {clock_time(times.study)}.\n",
+        f"Wall time of the study{'' if complete else ' so far'}: {clock_time(times.study)}.\n",
     ]
-    if not is_complete(study, rows):
+    if not complete:
         parts.append("**Not complete yet**: (n) after a figure is the number of seeds in it.\n")
     for full in study.views:
         if len(study.views) > 1:
