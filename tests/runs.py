@@ -13,7 +13,7 @@ from likethat.data.synth import make_birds
 TINY = """--backbone test_resnet --weights none --latent-width 16 --input-size 64 --batch-size 8 --device cpu
     --prototypes-per-class 3""".split()
 DEFAULT = [*TINY, *"--classifier-epochs 2 --joint-epochs 2,1".split()]
-PAPER = [*TINY, *"--preset paper --views 2 --warm-epochs 1 --joint-epochs 1,1".split()]
+PAPER = [*TINY, *"--preset paper --views 2 --last-layer-views 1 --warm-epochs 1 --joint-epochs 1,1".split()]
 
 
 def make_tiny_birds(folder: Path, seed: int = 0) -> Path:

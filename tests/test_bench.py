@@ -130,5 +130,6 @@ def test_the_solver_beats_the_recipe_it_is_measured_against() -> None:
     weight_KP = adam_passes(score_NP, label_N, class_P, 3)
     start_KP = torch.where(class_P == torch.arange(3)[:, None], 1.0, -0.5)
     data = (score_NP, label_N, class_P)
-    solved = solve_last_layer(*data, 3, lam=1e-4).objective
-    assert solved <= objective(weight_KP, *data, lam=1e-4) <= objective(start_KP, *data, lam=1e-4)
+    terms = {"lam": 1e-4, "ridge": 1e-5}
+    solved = solve_last_layer(*data, 3, **terms).objective
+    assert solved <= objective(weight_KP, *data, **terms) <= objective(start_KP, *data, **terms)

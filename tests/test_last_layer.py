@@ -82,6 +82,7 @@ def test_minimum_equals_that_of_a_general_solver(problem: Problem, lam: float, r
     assert solution.objective == pytest.approx(
         objective(solution.weight_KP, *problem[:3], lam=lam, ridge=ridge), abs=1e-12
     )
+    assert solution.accuracy == float(((problem[0] @ solution.weight_KP.T).argmax(1) == problem[1]).double().mean())
 
 
 def test_residual_is_the_smallest_subgradient_entry_by_entry() -> None:
@@ -133,7 +134,7 @@ def test_nothing_near_or_at_the_start_is_better(
 def test_a_huge_penalty_zeroes_exactly_the_other_classes() -> None:
     problem = make_problem(0)
     own_KP = problem[2] == torch.arange(3)[:, None]
-    solution = solve_last_layer(*problem, lam=100.0)
+    solution = solve_last_layer(*problem, lam=100.0, ridge=1e-5)
     assert (solution.weight_KP[~own_KP] == 0).all()
     assert (solution.weight_KP[own_KP].abs() > 0.1).all()
     assert solution.nonzero_negative == 0
@@ -141,7 +142,7 @@ def test_a_huge_penalty_zeroes_exactly_the_other_classes() -> None:
 
 def test_zeros_are_exact_and_counted() -> None:
     problem = make_problem(1, images=200, prototypes=(4,) * 5, gap=0.3)
-    solution = solve_last_layer(*problem, lam=1e-2)
+    solution = solve_last_layer(*problem, lam=1e-2, ridge=1e-5)
     others = solution.weight_KP[problem[2] != torch.arange(5)[:, None]]
     assert solution.nonzero_negative == int((others != 0).sum())
     assert 0 < solution.nonzero_negative < others.numel() // 2
@@ -169,8 +170,8 @@ def test_path_equals_cold_solves(order: int) -> None:
 
 def test_warm_start_at_the_minimum_costs_nothing() -> None:
     problem = make_problem(3)
-    solution = solve_last_layer(*problem)
-    again = solve_last_layer(*problem, start_KP=solution.weight_KP)
+    solution = solve_last_layer(*problem, lam=1e-4, ridge=1e-5)
+    again = solve_last_layer(*problem, lam=1e-4, ridge=1e-5, start_KP=solution.weight_KP)
     assert again.iterations == 0
     assert torch.equal(again.weight_KP, solution.weight_KP)
 
@@ -178,13 +179,17 @@ def test_warm_start_at_the_minimum_costs_nothing() -> None:
 def test_float32_and_same_bits_twice() -> None:
     """Half precision and float32 scores are solved in float32, to the default tolerance, with the same bits twice."""
     score_NP, label_N, class_P, num_classes = make_problem(4, images=500, prototypes=(5,) * 10)
-    first, second = (solve_last_layer(score_NP.float(), label_N, class_P, num_classes) for _ in range(2))
+    first, second = (
+        solve_last_layer(score_NP.float(), label_N, class_P, num_classes, lam=1e-4, ridge=1e-5) for _ in range(2)
+    )
     assert first.weight_KP.dtype == torch.float32
     assert first.kkt_residual <= 1e-5
     assert torch.equal(first.weight_KP, second.weight_KP)
-    exact = solve_last_layer(score_NP, label_N, class_P, num_classes, tol=1e-8, max_iterations=5000)
+    exact = solve_last_layer(
+        score_NP, label_N, class_P, num_classes, lam=1e-4, ridge=1e-5, tol=1e-8, max_iterations=5000
+    )
     assert first.objective == pytest.approx(exact.objective, abs=1e-3)
-    half = solve_last_layer(score_NP.half(), label_N, class_P, num_classes)
+    half = solve_last_layer(score_NP.half(), label_N, class_P, num_classes, lam=1e-4, ridge=1e-5)
     assert half.weight_KP.dtype == torch.float32
     assert half.kkt_residual <= 1e-5
 
@@ -195,17 +200,17 @@ def test_float32_and_same_bits_twice() -> None:
 def test_float32_reaches_the_default_tolerance(mean: float, gap: float, ridge: float) -> None:
     """A large common mean and near-separable classes are what ruins the conditioning."""
     score_NP, label_N, class_P, num_classes = make_problem(7, 600, (5,) * 20, gap, mean)
-    solution = solve_last_layer(score_NP.float(), label_N, class_P, num_classes, ridge=ridge)
+    solution = solve_last_layer(score_NP.float(), label_N, class_P, num_classes, lam=1e-4, ridge=ridge)
     assert solution.kkt_residual <= 1e-5
 
 
 def test_lower_matmul_precision_elsewhere_is_set_aside_and_restored() -> None:
     score_NP, label_N, class_P, num_classes = make_problem(5, images=300, prototypes=(4,) * 6)
-    expected = solve_last_layer(score_NP.float(), label_N, class_P, num_classes)
+    expected = solve_last_layer(score_NP.float(), label_N, class_P, num_classes, lam=1e-4, ridge=1e-5)
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = solve_last_layer(score_NP.float(), label_N, class_P, num_classes)
+            found = solve_last_layer(score_NP.float(), label_N, class_P, num_classes, lam=1e-4, ridge=1e-5)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -214,10 +219,10 @@ def test_lower_matmul_precision_elsewhere_is_set_aside_and_restored() -> None:
 
 def test_stopping_early_is_reported() -> None:
     problem = make_problem(6, images=200, prototypes=(4,) * 5)
-    solution = solve_last_layer(*problem, max_iterations=2)
+    solution = solve_last_layer(*problem, lam=1e-4, ridge=1e-5, max_iterations=2)
     assert solution.iterations == 2
     assert solution.kkt_residual > 1e-5
-    assert solution.kkt_residual == pytest.approx(kkt_residual(solution.weight_KP, *problem[:3]))
+    assert solution.kkt_residual == pytest.approx(kkt_residual(solution.weight_KP, *problem[:3], lam=1e-4, ridge=1e-5))
 
 
 @pytest.mark.parametrize(
@@ -235,6 +240,6 @@ def test_stopping_early_is_reported() -> None:
 )
 def test_mistakes_are_named(change: dict, message: str) -> None:
     names = ("score_NP", "label_N", "class_P", "num_classes")
-    arguments = dict(zip(names, make_problem(0), strict=True)) | change
+    arguments = dict(zip(names, make_problem(0), strict=True)) | {"lam": 1e-4, "ridge": 1e-5} | change
     with pytest.raises(UserError, match=message):
         solve_last_layer(**arguments)

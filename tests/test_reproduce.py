@@ -202,6 +202,7 @@ def test_a_run_that_another_process_is_at_is_not_begun_a_second_time(study: Path
     shutil.copytree(study, tmp_path / "moved")
     name = f"seed1/{'+'.join(BACKBONES)}/default"
     shutil.rmtree(tmp_path / "moved" / name)
+    (tmp_path / "moved" / "seed0" / "test_resnet" / "default" / "report.html").unlink()  # its classifier moved as well
     with (tmp_path / "moved" / f"{name}.log").open("a") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
         said_before = log.tell()
@@ -214,6 +215,7 @@ def test_a_run_that_another_process_is_at_is_not_begun_a_second_time(study: Path
         code, said = act_at("waiting for the process", leave, arguments(birds, tmp_path / "moved"))
     assert code == 0
     assert said.count(f"{name} ...") == 1
+    assert "seed0/test_resnet/default done" in said
     assert document(tmp_path / "moved")["rows"][-1]["test"] == document(study)["rows"][-1]["test"]
 
 

@@ -203,18 +203,26 @@ def test_resuming_with_other_settings_or_images_is_refused(birds: Path, tmp_path
     assert len(refused.stderr.strip().splitlines()) == 1
 
 
-def test_a_full_disk_stops_with_a_sentence_and_keeps_the_last_state(birds: Path, tmp_path: Path) -> None:
-    """A file size limit stands for the full disk: the state no longer fits."""
+def test_a_full_disk_stops_with_a_sentence_and_keeps_the_last_state(
+    birds: Path, finished: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """A file size limit stands for the full disk: the next state no longer fits."""
     run = tmp_path / "run"
+    signalled(["train", str(birds), "--out", str(run), *DEFAULT], "choose", 1)
+    state = run / "checkpoints" / "state.safetensors"
+    saved = state.read_bytes()
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
     limited += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limited += "from likethat.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", limited, "train", str(birds), "--out", str(run), *DEFAULT]
+    command = [sys.executable, "-c", limited, "train", str(birds), "--out", str(run), *DEFAULT, "--resume"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 2, done.stderr
     assert "could not be written" in done.stderr
     assert "Traceback" not in done.stderr
+    assert state.read_bytes() == saved
     assert not [file for file in (run / "checkpoints").iterdir() if file.name.startswith(".")], "no half file is left"
+    likethat("train", birds, "--out", run, *DEFAULT, "--resume")
+    assert contents(run) == finished["default"]
 
 
 def test_a_loss_that_is_not_finite_stops_with_advice(birds: Path, tmp_path: Path) -> None:

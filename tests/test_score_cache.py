@@ -10,13 +10,13 @@ from conftest import random_images, tiny_model
 from runs import make_tiny_birds
 
 import likethat
-from likethat import pipeline, prune_run, run_dir
+from likethat import pipeline, prune_run, run_dir, runtime
 from likethat.config import resolve
 from likethat.data.loaders import Images, views_of
 from likethat.errors import UserError
 from likethat.training import last_layer_problem, prune, room
 from likethat.training.engine import score_images
-from likethat.training.last_layer import kkt_residual, objective, predict, solve_last_layer
+from likethat.training.last_layer import kkt_residual, objective, solve_last_layer
 from likethat.training.losses import leave_source_out
 from likethat.training.prune import CachedScores, largest_lambda, refit_last_layer
 from likethat.training.score_cache import cache_scores, cached_scores
@@ -99,12 +99,21 @@ def test_blocks_of_any_size_have_the_same_optimum(rows: int, tmp_path: Path, mon
     assert kkt_residual(found.weight_KP, score_NP.float(), label_N, class_P, lam=1e-3, ridge=1e-3) <= 1.1e-5
     assert found.objective == pytest.approx(whole.objective, abs=1e-5)
     assert found.nonzero_negative == whole.nonzero_negative
+    logits_NK = score_NP.float() @ found.weight_KP.T
+    assert found.accuracy == float((logits_NK.argmax(1) == label_N).double().mean())
     # Against the scores before they were rounded.
     exact = solve_last_layer(exact_NP, label_N, class_P, 4, lam=1e-3, ridge=1e-3)
     at_found = objective(found.weight_KP, exact_NP, label_N, class_P, lam=1e-3, ridge=1e-3)
     assert at_found == pytest.approx(exact.objective, abs=1e-4)
-    guess_N = (score_NP.float() @ found.weight_KP.T).argmax(1)
-    assert torch.equal(predict(found.weight_KP, score_NP, label_N, class_P), guess_N)
+
+
+@pytest.mark.parametrize(("limit", "counts"), [("1000000\n", True), ("max\n", False), (f"{2**63 - 4096}\n", False)])
+def test_a_containers_limit_counts(limit: str, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "CONTAINER_LIMITS", ())
+    machine = runtime.physical_memory()
+    (tmp_path / "limit").write_text(limit)
+    monkeypatch.setattr(runtime, "CONTAINER_LIMITS", (tmp_path / "limit", tmp_path / "none"))
+    assert runtime.physical_memory() == (1_000_000 if counts else machine)
 
 
 def test_a_run_is_trained_from_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,6 @@ class ModelConfig:
     prototypes_per_class: int = _option(10, "prototypes of each class")
     prototype_shape: tuple[int, int] = _option((1, 1), "height and width of a prototype in the latent map")
     similarity: str = _option("cosine", "function of the distance that scores a patch", ("log", "linear", "cosine"))
-    own_weight: float = _option(1.0, "first connection of a prototype to its own class")
-    other_weight: float = _option(-0.5, "first connection of a prototype to another class")
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class TrainConfig:
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
-    ridge: float = _option(1e-4, "pull of the last layer towards its first weights; makes the optimum exist")
+    ridge: float = _option(1e-4, "pull of the last layer to 1 for own classes, 0 for others; makes the optimum exist")
     last_layer_views: int = _option(4, "views of every training image that the last layer learns from")
     compile: bool = _option(False, "compile the steps: they begin a minute later and then take less time")
 
@@ -131,10 +129,8 @@ def paper(backbone: str) -> Config:
         preset="paper",
         model=ModelConfig(
             add_on="regular",
-            latent_width=256 if backbone == "resnet34" else 128,
+            latent_width=256 if backbone.split(".")[0] == "resnet34" else 128,
             similarity="log",
-            own_weight=1.0,
-            other_weight=-0.5,
         ),
         augment=AugmentConfig(skew=0.2, distortion=0.0, compose=False, zoom=1.0, jitter=0.0, erase=0.0, cutmix=0.0),
         train=TrainConfig(
@@ -155,7 +151,7 @@ def paper(backbone: str) -> Config:
             cluster=0.8,
             separation=0.08,
             l1=1e-4,
-            last_layer_views=1,
+            last_layer_views=30,
         ),
     )
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -16,6 +16,9 @@ from likethat.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     import torch
+
+# Of the control groups of Linux, version 2 and 1, as a container sees its own.
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -97,11 +100,15 @@ def stop_on_signals() -> Iterator[StopFlag]:
 
 
 def physical_memory() -> int:
-    """Bytes of memory this machine has; a modest guess where the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 8 * 1024**3
+    """Bytes of memory this process may have: the machine's, or its container's where that is less; a modest guess where
+    the system does not tell."""
+    limits = []
+    with suppress(AttributeError, ValueError, OSError):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for file in CONTAINER_LIMITS:
+        with suppress(ValueError, OSError):  # no such file, or the word max
+            limits.append(int(file.read_text()))
+    return min(limits, default=8 * 1024**3)
 
 
 def open_to_fill(file: Path) -> BinaryIO:

@@ -90,14 +90,16 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
+def resamples_of(count: int) -> list[int]:
+    """RESAMPLES in parts: so many at a time that draws of `count` values each are small beside the images."""
+    part = max(1, 4_000_000 // count)
+    return [min(part, RESAMPLES - start) for start in range(0, RESAMPLES, part)]
+
+
 def bootstrap_interval(values_n: np.ndarray) -> tuple[float, float]:
     """The 95 % percentile interval of the mean; the same draws every time."""
     generator = np.random.default_rng(0)
     count = len(values_n)
-    per_chunk = max(1, 4_000_000 // count)
-    means = [
-        values_n[generator.integers(count, size=(min(per_chunk, RESAMPLES - start), count))].mean(1)
-        for start in range(0, RESAMPLES, per_chunk)
-    ]
+    means = [values_n[generator.integers(count, size=(rows, count))].mean(1) for rows in resamples_of(count)]
     low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
     return float(low), float(high)

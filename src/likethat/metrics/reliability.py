@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from likethat.metrics.figure import LOWER, RESAMPLES, About, Figure
+from likethat.metrics.figure import LOWER, About, Figure, resamples_of
 
 BINS = 15
 ABOUT = About("expected calibration error", LOWER, "trust", "Guo et al. 2017")
@@ -54,12 +54,16 @@ def calibration_figures(logits_NK: Tensor, label_N: Tensor) -> list[Figure]:
     confidence_N, right_N = _confidence(logits_NK, label_N)
     count, generator = len(label_N), np.random.default_rng(0)
     value = float(_errors(confidence_N[None], right_N[None])[0])
-    drawn_RN = generator.integers(count, size=(RESAMPLES, count))
-    low, high = np.percentile(_errors(confidence_N[drawn_RN], right_N[drawn_RN]), [2.5, 97.5])
+    drawn = (generator.integers(count, size=(rows, count)) for rows in resamples_of(count))
+    low, high = np.percentile(
+        np.concatenate([_errors(confidence_N[drawn_RN], right_N[drawn_RN]) for drawn_RN in drawn]), [2.5, 97.5]
+    )
     # Small bins err by chance, and errors do not cancel: resampling shifts upwards, so the value may lie below.
     interval = min(float(low), value), max(float(high), value)
-    perfect_RN = (generator.random((RESAMPLES, count)) < confidence_N).astype(float)
-    perfect = float(_errors(np.broadcast_to(confidence_N, perfect_RN.shape), perfect_RN).mean())
+    right = ((generator.random((rows, count)) < confidence_N).astype(float) for rows in resamples_of(count))
+    perfect = np.concatenate(
+        [_errors(np.broadcast_to(confidence_N, right_RN.shape), right_RN) for right_RN in right]
+    ).mean()
     note = f"{count} images, on which a perfectly calibrated model would have {perfect:.1%}"
     return [ABOUT.measured(value, interval, note)]
 

@@ -49,14 +49,16 @@ def stranger_figures(
         return [about.absent(NONE_GIVEN) for about in (AUROC, FPR95, ABSTAINS)]
     known_n, other_m = (likeness_of(logits).cpu().double().numpy() for logits in (known_NK, other_MK))
     generator = np.random.default_rng(0)
-    drawn = [
-        (generator.choice(known_n, len(known_n)), generator.choice(other_m, len(other_m))) for _ in range(RESAMPLES)
-    ]
+    drawn = []
+    for _ in range(RESAMPLES):
+        values = generator.choice(known_n, len(known_n)), generator.choice(other_m, len(other_m))
+        drawn.append((auroc(*values), fpr95(*values)))
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0).tolist()
     note = f"{len(known_n)} images against {len(other_m)}: {what}"
-    figures = []
-    for about, measure in ((AUROC, auroc), (FPR95, fpr95)):
-        low, high = np.percentile([measure(*values) for values in drawn], [2.5, 97.5])
-        figures.append(about.measured(measure(known_n, other_m), (float(low), float(high)), note))
+    figures = [
+        about.measured(measure(known_n, other_m), (low[number], high[number]), note)
+        for number, (about, measure) in enumerate(((AUROC, auroc), (FPR95, fpr95)))
+    ]
     if calibration is None:
         return [*figures, ABSTAINS.absent("the run is not calibrated; `likethat calibrate RUN` does that")]
     unlike_M = torch.tensor([calibration.is_unlike(likeness) for likeness in other_m.tolist()])

@@ -14,6 +14,8 @@ from likethat.errors import UserError
 from likethat.models.backbone import Backbone, create_backbone
 from likethat.models.prototypes import DistanceMaps, PrototypeLayer
 
+OWN_WEIGHT, OTHER_WEIGHT = 1.0, -0.5  # first connections of a prototype, as published
+
 
 @dataclass
 class Output:
@@ -55,7 +57,7 @@ class ProtoPNet(nn.Module):
         class_of_prototype = [k for k, count in enumerate(prototypes_of_class) for _ in range(count)]
         self.prototype_layer = PrototypeLayer(class_of_prototype, width_D, (h, w), config.similarity)
         self.last_layer = nn.Linear(len(class_of_prototype), len(prototypes_of_class), bias=False)
-        reset_last_layer(self, config.own_weight, config.other_weight)
+        reset_last_layer(self, OWN_WEIGHT, OTHER_WEIGHT)
 
     @property
     def num_classes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +72,8 @@ def _check_run(study: Study, full: bool, seed: int, number: int, kind: str) -> N
     asked = config.resolve(preset_of(kind), study.config_file, **run_options(study, full, seed, number, kind))
     run = study.out / study.folder(full, seed, study.backbones[number], kind)
     if (run / run_dir.CONFIG).is_file():
-        saved = run_dir.read_record(run)
-        # A study that was moved is still the same.
-        moved = replace(asked.train, from_classifier=saved.config.train.from_classifier)
         try:
-            check_same_config(saved, replace(asked, train=moved))
+            check_same_config(run_dir.read_record(run), asked)
         except UserError as error:
             raise UserError(f"{run} is another study's. {error}") from error
 

@@ -89,7 +89,7 @@ def follow_plan(plan: list[Step], progress: Progress, course: Course) -> None:
     try:
         with ExitStack() as kept:  # for one stage
             while progress.position < len(plan):
-                step, started = plan[progress.position], time.monotonic()
+                step, started, known = plan[progress.position], time.monotonic(), len(progress.metrics)
                 if step.is_epoch:
                     if train_step is None:
                         train_step = _make_step(progress, step, course, kept)
@@ -105,7 +105,8 @@ def follow_plan(plan: list[Step], progress: Progress, course: Course) -> None:
                     progress.share_projection()
                 progress.position += 1
                 if course.observe:
-                    course.observe(len(progress.metrics) - 1, progress.metrics[-1])
+                    for number, record in enumerate(progress.metrics[known:], known):
+                        course.observe(number, record)
                 if progress.position == len(plan) or plan[progress.position].stage != step.stage:
                     train_step = None
                     kept.close()

@@ -28,6 +28,7 @@ from likethat.errors import UserError
 from likethat.training.last_layer_problem import (
     Point,
     Problem,
+    accuracy_of,
     exact_matmul,
     gradient_of,
     make_problem,
@@ -37,7 +38,6 @@ from likethat.training.last_layer_problem import (
     wide,
 )
 
-RIDGE = 1e-5
 _REFRESH = 20  # iterations between two metrics, after shorter gaps of 2, 4, 8 and 16 at the start
 _MAX_SCALE = 1e12  # a step this much shorter than the metric suggests is lost in rounding
 
@@ -51,6 +51,7 @@ class LastLayerSolution:
     kkt_residual: float
     iterations: int
     nonzero_negative: int  # connections to classes other than the prototype's own that are not exactly zero
+    accuracy: float  # on the images it was solved for
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def solve_last_layer(
     class_P: Tensor,
     num_classes: int,
     *,
-    lam: float = 1e-4,
-    ridge: float = RIDGE,
+    lam: float,
+    ridge: float,
     start_KP: Tensor | None = None,
     tol: float = 1e-5,
     max_iterations: int = 1000,
@@ -94,7 +95,7 @@ def solve_path(
     num_classes: int,
     lams: Sequence[float],
     *,
-    ridge: float = RIDGE,
+    ridge: float,
     tol: float = 1e-5,
     max_iterations: int = 1000,
 ) -> list[LastLayerSolution]:
@@ -108,16 +109,8 @@ def solve_path(
     return path
 
 
-def predict(weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor) -> Tensor:
-    """The class of each image, for scores of any precision, in memory or in a file."""
-    problem = make_problem(score_NP, label_N, class_P, len(weight_KP), 0.0, RIDGE)
-    with exact_matmul(problem.penalty_KP.device.type):
-        point = problem.at(weight_KP.to(problem.penalty_KP))
-        return torch.cat([point.logits(rows, score_bP).argmax(1) for rows, score_bP in problem.blocks()])
-
-
 def objective(
-    weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor, *, lam: float = 1e-4, ridge: float = RIDGE
+    weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor, *, lam: float, ridge: float
 ) -> float:
     """The value that `solve_last_layer` minimises, at the given weights."""
     problem = make_problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
@@ -126,7 +119,7 @@ def objective(
 
 
 def kkt_residual(
-    weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor, *, lam: float = 1e-4, ridge: float = RIDGE
+    weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor, *, lam: float, ridge: float
 ) -> float:
     """The largest entry, in magnitude, of the smallest subgradient of the objective: 0 at the minimiser only.
 
@@ -254,7 +247,8 @@ def _solve(problem: Problem, weight_KP: Tensor, tol: float, max_iterations: int)
         if step_residual <= tol:
             residual = residual_of(problem, best)
     others = int(((best.weight_KP != 0) & ~problem.own_KP).sum())
-    return LastLayerSolution(best.weight_KP, value, residual_of(problem, best), iteration, others)
+    accuracy = accuracy_of(problem, best)
+    return LastLayerSolution(best.weight_KP, value, residual_of(problem, best), iteration, others, accuracy)
 
 
 def _curvature(problem: Problem, point: Point, new: Point) -> tuple[float, float]:

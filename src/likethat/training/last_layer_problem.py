@@ -120,6 +120,11 @@ def objective_of(problem: Problem, point: Point) -> float:
     return float(wide(loss_N).mean() + wide(penalty_K).sum())
 
 
+def accuracy_of(problem: Problem, point: Point) -> float:
+    right = [point.logits(rows, score_bP).argmax(1) == problem.label_N[rows] for rows, score_bP in problem.blocks()]
+    return float(torch.cat(right).cpu().double().mean())
+
+
 def data_gradient_of(problem: Problem, point: Point) -> Tensor:
     """Gradient of the mean cross entropy."""
     total_KP = torch.zeros(())
