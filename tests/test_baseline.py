@@ -14,13 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from runs import DEFAULT, PAPER, make_tiny_birds
+from safetensors.torch import save_file
 
 from likethat import run_dir
 from likethat.classifier import load
 from likethat.cli import main
 from likethat.data.decode import read_image, to_input
+from likethat.errors import UserError
 from likethat.explaining.explanation import explain
-from likethat.plain import load_plain
+from likethat.models.backbone import create_backbone
+from likethat.models.baseline import PlainClassifier
+from likethat.plain import load_plain, read_classifier
 from likethat.report.comparison import MOST_OVERLAP, class_activation, comparison_figure, distinct_parts, overlap
 
 KILLER = """
@@ -122,13 +126,13 @@ def test_a_killed_baseline_goes_on(folder: Path, tmp_path: Path) -> None:
 
 def test_training_from_a_finished_baseline_is_training_at_once(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = ["train", str(folder / "birds"), "--out", str(out), *DEFAULT, "--from-classifier", str(folder / "plain")]
-    assert main(command) == 0
+    command = ["train", str(folder / "birds"), "--out", str(out), *DEFAULT, "--from-classifier"]
+    assert main([*command, str(folder / "plain" / run_dir.MODEL)]) == 0  # as good as the folder
     assert (out / run_dir.MODEL).read_bytes() == (folder / "run" / run_dir.MODEL).read_bytes()
     assert lines_of(out) == lines_of(folder / "run")[2:]
 
 
-def test_training_from_a_timm_checkpoint(folder: Path, tmp_path: Path) -> None:
+def test_training_from_a_timm_checkpoint(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = load_plain(folder / "plain", "cpu").model
     network = timm.create_model("test_resnet", num_classes=3)
     state = {**plain.backbone.net.state_dict(), **{f"fc.{name}": v for name, v in plain.head.state_dict().items()}}
@@ -137,6 +141,32 @@ def test_training_from_a_timm_checkpoint(folder: Path, tmp_path: Path) -> None:
     file = ["--from-classifier", str(tmp_path / "tuned.pth")]
     assert main(["train", str(folder / "birds"), "--out", str(tmp_path / "run"), *DEFAULT, *file]) == 0
     assert (tmp_path / "run" / run_dir.MODEL).read_bytes() == (folder / "run" / run_dir.MODEL).read_bytes()
+    assert "Nothing tells which images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "is_plain"),
+    [("test_efficientnet", True), ("test_byobnet", True), ("test_convnext", False), ("test_vit", False)],
+)
+def test_a_timm_checkpoint_is_the_same_function_or_refused(
+    name: str, is_plain: bool, folder: Path, tmp_path: Path
+) -> None:
+    """A norm behind the mean, or a class token, is not what a plain classifier computes."""
+    torch.manual_seed(0)
+    size = (160, 160)
+    network = timm.create_model(name, num_classes=5).eval()
+    save_file(network.state_dict(), tmp_path / "tuned.safetensors")
+    plain = PlainClassifier(create_backbone(name, "none", size), 5)
+    record = run_dir.read_record(folder / "plain")
+    if not is_plain:
+        with pytest.raises(UserError, match="patches cannot be read off it"):
+            read_classifier(plain, tmp_path / "tuned.safetensors", record)
+        return
+    read_classifier(plain, tmp_path / "tuned.safetensors", record)
+    x = torch.rand(2, 3, *size)
+    with torch.no_grad():
+        expected = network((x - plain.backbone.mean) / plain.backbone.std)
+        torch.testing.assert_close(plain.eval()(x), expected, atol=1e-5, rtol=0)
 
 
 def test_a_classifier_that_does_not_fit_is_refused(
@@ -147,8 +177,9 @@ def test_a_classifier_that_does_not_fit_is_refused(
     other = make_tiny_birds(tmp_path / "other", seed=1)
     for more, sentence in (
         (["--from-classifier", str(folder / "run")], "no baseline"),
+        (["--from-classifier", str(folder / "birds")], "no baseline"),
         (["--from-classifier", str(tmp_path / "five.pth")], "to these 3 classes"),
-        (["--from-classifier", str(tmp_path / "gone.pth")], "does not exist"),
+        (["--from-classifier", str(tmp_path / "gone.pth")], "does not exist; name a baseline run"),
         (["--from-classifier", str(folder / "plain"), "--backbone", "test_resnet", "--input-size", "96"], "64x64"),
     ):
         assert main([*train, *more]) == 2, more

@@ -26,7 +26,7 @@ from likethat.metrics.accuracy import Evaluation, evaluate_logits
 from likethat.models.backbone import place
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, create_protopnet
-from likethat.plain import read_classifier
+from likethat.plain import check_classifier, read_classifier
 from likethat.progress import Display
 from likethat.report.html import write_report
 from likethat.run_dir import DataRecord, RunRecord
@@ -76,6 +76,10 @@ def train(
     if saved is not None and (out / run_dir.REPORT).is_file():
         display.line(f"{out} is finished already.")
         return load(out, device)
+    classifier = Path(config.train.from_classifier)
+    needed = config.train.from_classifier != "" and not (saved is not None and (out / run_dir.STATE).is_file())
+    if needed:
+        check_classifier(classifier, display)
     with stop_on_signals() as stop:
         prepared = prepare(Path(data), out, config, torch_device, display, stop)
         record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
@@ -86,9 +90,8 @@ def train(
         plain = None
         if config.train.has_classifier:
             plain = PlainClassifier(model.backbone, len(record.data.classes)).to(torch_device)
-            reached = saved is not None and (out / run_dir.STATE).is_file()
-            if config.train.from_classifier and not reached:
-                read_classifier(plain, Path(config.train.from_classifier), record)
+            if needed:
+                read_classifier(plain, classifier, record)
         begin(out, record, saved)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]

@@ -9,8 +9,9 @@ import torch
 
 from likethat import run_dir
 from likethat.errors import UserError
-from likethat.models.backbone import create_backbone, load_state, place, read_state
+from likethat.models.backbone import create_backbone, create_timm, load_state, place, read_state
 from likethat.models.baseline import PlainClassifier
+from likethat.progress import Display
 from likethat.runtime import exact_arithmetic, resolve_device
 
 
@@ -39,30 +40,68 @@ def load_plain(run: str | Path, device: str = "auto") -> PlainRun:
 
 def read_classifier(plain: PlainClassifier, source: Path, record: run_dir.RunRecord) -> None:
     """Fills `plain` from a baseline run on the same images, or from a file of a timm classifier of these classes."""
+    if run := _run_of(source):
+        _check_baseline(run, record)
+        run_dir.load_weights(run, plain, "baseline")
+    else:
+        _read_timm(plain, source)
+
+
+def check_classifier(source: Path, display: Display) -> None:
+    """What can be told about it before images are decoded."""
+    if not source.exists():
+        raise UserError(
+            f"The classifier {source} does not exist; name a baseline run or a file of a timm model's weights."
+        )
+    if _run_of(source) is None:
+        display.line(
+            f"Nothing tells which images {source} was trained on: if validation images are among them, validation "
+            "accuracy and prediction sets will promise too much."
+        )
+
+
+def _run_of(source: Path) -> Path | None:
+    """The run folder, if it is one or the file of weights in one."""
     if source.is_dir():
-        _check_baseline(source, record)
-        run_dir.load_weights(source, plain, "baseline")
-        return
-    state, net = read_state(source), plain.backbone.net
-    load_state(net, state, plain.backbone.name, str(source))
-    head = net.pretrained_cfg["classifier"]
+        return source
+    return source.parent if source.name == run_dir.MODEL and (source.parent / run_dir.CONFIG).is_file() else None
+
+
+def _read_timm(plain: PlainClassifier, source: Path) -> None:
+    """Its linear layer must work on the mean of the map, as `plain` does: that is what makes patches comparable."""
+    state, backbone = read_state(source), plain.backbone
+    load_state(backbone.net, state, backbone.name, str(source))
+    head, (classes, channels) = backbone.net.pretrained_cfg["classifier"], plain.head.weight.shape
     weight_KC, bias_K = state.get(f"{head}.weight"), state.get(f"{head}.bias")
     if weight_KC is None or bias_K is None or weight_KC.shape != plain.head.weight.shape:
-        classes, channels = plain.head.weight.shape
         raise UserError(
-            f"{source} holds no linear layer from {channels} channels to these {classes} classes ({head}.weight and "
-            f"{head}.bias); save timm's {plain.backbone.name} as it was fine-tuned on them, or train one with "
-            "`likethat baseline`."
+            f"{source} holds no linear layer from the {channels} channels of {backbone.name}'s map to these {classes} "
+            "classes; take a timm classifier that was fine-tuned on them and has one, or train one with `likethat "
+            "baseline`."
         )
     with torch.no_grad():
         plain.head.weight.copy_(weight_KC)
         plain.head.bias.copy_(bias_K)
+    whole = create_timm(backbone.name, backbone.input_size, num_classes=classes).to(backbone.mean.device).eval()
+    load_state(whole, state, backbone.name, str(source))
+    training = plain.training
+    plain.eval()
+    with torch.no_grad():
+        x_B3HW = torch.rand(2, 3, *backbone.input_size, generator=torch.Generator().manual_seed(0)).to(backbone.mean)
+        ours_BK, theirs_BK = plain(x_B3HW), whole((x_B3HW - backbone.mean) / backbone.std)
+    plain.train(training)
+    if not torch.allclose(ours_BK, theirs_BK, rtol=0, atol=1e-3 * float(theirs_BK.abs().max())):
+        raise UserError(
+            f"timm's {backbone.name} does not average its map before the linear layer and nothing else (it has a class "
+            "token or another norm there), so patches cannot be read off it; train a classifier with `likethat "
+            "baseline`."
+        )
 
 
 def _check_baseline(run: Path, record: run_dir.RunRecord) -> None:
     """What held-out images are for is lost when the classifier has seen them."""
-    found = run_dir.read_record(run)
-    if found.kind != run_dir.BASELINE:
+    found = run_dir.read_record(run) if (run / run_dir.CONFIG).is_file() else None
+    if found is None or found.kind != run_dir.BASELINE:
         raise UserError(f"{run} is no baseline; name a run folder that `likethat baseline` made, or a file of weights.")
     asked = record.config.model
     if (found.config.model.backbone, found.config.model.input_size) != (asked.backbone, asked.input_size):

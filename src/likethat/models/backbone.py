@@ -33,7 +33,10 @@ class Backbone(nn.Module):
         super().__init__()
         self.name = name
         self.input_size = input_size
-        self.net = _create(name, input_size)
+        self.net = create_timm(name, input_size)
+        for head in HEAD_MODULES:
+            if hasattr(self.net, head):
+                setattr(self.net, head, nn.Identity())
         config = self.net.pretrained_cfg
         self.register_buffer("mean", torch.tensor(config["mean"]).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(config["std"]).view(1, 3, 1, 1))
@@ -60,12 +63,12 @@ class Backbone(nn.Module):
 
     def to_map(self, feature: Tensor) -> Tensor:
         """Brings tokens (ViT) and channels-last maps (Swin) into BCHW."""
+        if not isinstance(feature, Tensor) or feature.ndim not in (3, 4):
+            raise UserError(f"{self.name} gives no spatial map, so it cannot be a backbone; choose another timm model.")
         if feature.ndim == 3:
             token_BNC = feature[:, self.prefix_tokens :]
             height, width = self._token_grid(token_BNC.shape[1])
             return token_BNC.transpose(1, 2).reshape(token_BNC.shape[0], -1, height, width)
-        if feature.ndim != 4:
-            raise UserError(f"{self.name} gives no spatial map, so it cannot be a backbone; choose another timm model.")
         if str(getattr(self.net, "output_fmt", "NCHW")) == "NHWC":
             return feature.permute(0, 3, 1, 2).contiguous()
         return feature
@@ -77,13 +80,13 @@ class Backbone(nn.Module):
         return int(grid[0]), int(grid[1])
 
 
-def _create(name: str, input_size: tuple[int, int], pretrained: bool = False) -> nn.Module:
+def create_timm(name: str, input_size: tuple[int, int], *, num_classes: int = 0, pretrained: bool = False) -> nn.Module:
     if not timm.is_model(name):
         raise UserError(
             f"There is no timm model called '{name}'; names are listed by `python -c \"import timm; "
             'print(timm.list_models())"`.'
         )
-    options: dict[str, Any] = {"num_classes": 0, "pretrained": pretrained}
+    options: dict[str, Any] = {"num_classes": num_classes, "pretrained": pretrained}
     published = timm.get_pretrained_cfg(name)
     if published is not None and published.fixed_input_size:
         options["img_size"] = input_size
@@ -93,9 +96,6 @@ def _create(name: str, input_size: tuple[int, int], pretrained: bool = False) ->
         raise UserError(f"timm cannot build {name} for {input_size[1]}x{input_size[0]} pictures: {error}") from error
     if not hasattr(net, "forward_features"):
         raise UserError(f"{name} gives no spatial map, so it cannot be a backbone; choose another timm model.")
-    for head in HEAD_MODULES:
-        if hasattr(net, head):
-            setattr(net, head, nn.Identity())
     return net
 
 
@@ -126,7 +126,7 @@ def _pretrained_state(name: str, backbone: Backbone) -> dict[str, Tensor]:
             assert [v.shape for v in state.values()] == [v.shape for v in names.values()]
             return dict(zip(names, state.values(), strict=True))
     try:
-        return dict(_create(name, backbone.input_size, pretrained=True).state_dict())
+        return dict(create_timm(name, backbone.input_size, pretrained=True).state_dict())
     except Exception as error:  # the hub's client raises many kinds; each means that there are no weights
         raise UserError(
             f"No pretrained weights for {name} could be had ({type(error).__name__}): connect to the internet, "
