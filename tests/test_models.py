@@ -143,6 +143,8 @@ def test_weights_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixtu
         with pytest.raises(UserError, match=words):
             create_backbone("test_resnet", str(tmp_path / file), (64, 64))
     assert "pickled code ran" not in capsys.readouterr().out
+    with pytest.raises(UserError, match="no spatial map"):
+        create_backbone("coat_tiny", "none", (64, 64))  # gives a list
     with pytest.raises(UserError, match="no timm model"):
         create_backbone("resnet_9000", "none", (64, 64))
 
