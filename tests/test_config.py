@@ -50,6 +50,7 @@ def test_configuration_survives_json(preset: str) -> None:
     [
         ({"batch_size": "many"}, "--batch-size takes a whole number"),
         ({"batch_size": 2.5}, "--batch-size takes a whole number"),
+        ({"latent_width": "wide"}, "--latent-width takes a whole number or auto"),
         ({"batch_size": 1}, "at least 2"),
         ({"input_size": "12x34x56"}, "--input-size takes"),
         ({"similarity": "euclid"}, "--similarity takes log, linear, cosine"),

@@ -188,7 +188,7 @@ def resolve(preset: str = "default", file: Path | None = None, **overrides: Any)
             raise UserError(f"There is no option called '{name}'; `likethat train --help` lists them.")
         section, entry, kind = known[name]
         value = entry.metadata["words"].get(value, value) if isinstance(value, str) else value
-        value = coerce(name, value, kind, entry.metadata["choices"])
+        value = coerce(name, value, kind, entry.metadata["choices"], tuple(entry.metadata["words"]))
         config = replace(config, **{section: replace(getattr(config, section), **{name: value})})
     _check(config)
     return config

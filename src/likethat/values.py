@@ -8,13 +8,13 @@ from typing import Any
 from likethat.errors import UserError
 
 
-def coerce(name: str, value: Any, kind: Any, choices: tuple[str, ...] = ()) -> Any:
-    """`value` as the option's type, or a sentence that says what the option takes."""
+def coerce(name: str, value: Any, kind: Any, choices: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> Any:
+    """`value` as the option's type, or a sentence that says what the option takes; `words` only for the sentence."""
     try:
         result = _cast(value, kind)
     except (TypeError, ValueError) as error:
         flag = "--" + name.replace("_", "-")
-        raise UserError(f"{flag} takes {_describe(kind)}, not {value!r}.") from error
+        raise UserError(f"{flag} takes {' or '.join((_describe(kind), *words))}, not {value!r}.") from error
     if choices and result not in choices:
         raise UserError(f"--{name.replace('_', '-')} takes {', '.join(choices)}, not {value!r}.")
     return result
