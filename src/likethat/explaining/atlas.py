@@ -19,6 +19,7 @@ from likethat.distributed import join
 from likethat.errors import UserError
 from likethat.explaining.boxes import activation_boxes
 from likethat.explaining.latent import Latent, latent_space
+from likethat.explaining.render import in_shares
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance, Display
 from likethat.training.engine import own_batches_of_files
@@ -180,8 +181,7 @@ def _neighbours(model: ProtoPNet, nearest: NearestPatches, samples: Sequence[Sam
     for values in zip(*(column.tolist() for column in columns), strict=True):
         mine = []
         for similarity, distance, image, row, column in zip(*values, strict=True):
-            x0, y0, x1, y1 = next(boxes)
-            share = (x0 / width, y0 / height, x1 / width, y1 / height)
+            share = in_shares(next(boxes), width, height)
             mine.append(Neighbour(samples[image], similarity, distance, row, column, share))
         found.append(tuple(mine))
     return found

@@ -13,6 +13,7 @@ from likethat.classifier import Classifier, Prepared, Prototype
 from likethat.data.decode import Box
 from likethat.explaining.attribution import UPSAMPLING, attribute
 from likethat.explaining.boxes import activation_boxes
+from likethat.explaining.render import in_shares
 from likethat.models.protopnet import Output
 
 
@@ -75,8 +76,7 @@ def find_matches(
             similarities = score_P[mine][numbers].tolist()
             boxes, (height, width) = activation_boxes(map_pHW, view.input_hw, percentile), view.input_hw
             for p, similarity, box, map_HW in zip(numbers.tolist(), similarities, boxes, map_pHW.cpu(), strict=True):
-                share = (box[0] / width, box[1] / height, box[2] / width, box[3] / height)
-                prototype = classifier.prototypes[start + p]
+                prototype, share = classifier.prototypes[start + p], in_shares(box, width, height)
                 found[start + p] = Match(prototype, similarity, view.to_file(box), share, map_HW, method)
         start = mine.stop
     assert start == len(classifier.prototypes), "prototypes.json and the model disagree on the number of prototypes"

@@ -47,6 +47,11 @@ def scaled(box: Box, width: float, height: float) -> Box:
     return box[0] * width, box[1] * height, box[2] * width, box[3] * height
 
 
+def in_shares(box: Box, width: float, height: float) -> Box:
+    """The other way: a box in pixels of a picture of this size, in shares of it."""
+    return box[0] / width, box[1] / height, box[2] / width, box[3] / height
+
+
 def draw_box(image: Image.Image, box: Box, line: int = 2) -> Image.Image:
     """A copy with the box's outline: light inside dark, to be seen on any ground."""
     image = image.copy()

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from likethat.explaining.attribution import TITLES
 from likethat.explaining.heat import overlay
-from likethat.explaining.render import draw_box, fit, read_picture, scaled
+from likethat.explaining.render import draw_box, fit, in_shares, read_picture, scaled
 
 if TYPE_CHECKING:
     from likethat.explaining.explanation import Explanation, Match, Row, Sheet
@@ -157,8 +157,7 @@ def _row_pictures(explanation: Explanation, match: Match, colours: str) -> list[
     side, prototype = PICTURE * SCALE, match.prototype
     own = fit(explanation.picture, side)
     source = read_picture(explanation.run, prototype.source)
-    x0, y0, x1, y1 = prototype.source_box
-    share = (x0 / source.width, y0 / source.height, x1 / source.width, y1 / source.height)
+    share = in_shares(prototype.source_box, *source.size)
     source = fit(source, side)
     return [
         draw_box(own, scaled(match.share, *own.size), SCALE),

@@ -19,7 +19,7 @@ from likethat.data.dataset import Sample
 from likethat.data.decode import Box, View, read_image, to_input
 from likethat.explaining.atlas import Atlas, Entry, Neighbour
 from likethat.explaining.page import write_page
-from likethat.explaining.render import read_picture, seen_part, shrink
+from likethat.explaining.render import in_shares, read_picture, seen_part, shrink
 from likethat.progress import Advance
 
 PAGE, DATA, PICTURES = "index.html", "atlas.json", "pictures"
@@ -139,9 +139,7 @@ def _page_entry(atlas: Atlas, entry: Entry, numbers: Mapping[Sample, int]) -> di
     prototype = entry.prototype
     classes = atlas.classifier.classes
     source = read_picture(atlas.classifier.path, prototype.source)
-    x0, y0, x1, y1 = prototype.source_box
-    share = (x0 / source.width, y0 / source.height, x1 / source.width, y1 / source.height)
-
+    share = in_shares(prototype.source_box, *source.size)
     strongest = sorted(entry.other_weights.items(), key=lambda item: -abs(item[1]))[:MOST_OTHERS]
 
     def neighbours(found: Sequence[Neighbour]) -> list[list[Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from likethat.classifier import Classifier, Prototype
-from likethat.explaining.render import read_picture
+from likethat.explaining.render import in_shares, read_picture
 from likethat.report.atlas import DATA, PICTURES
 from likethat.serve.problems import Refused
 
@@ -84,13 +84,12 @@ class Catalogue:
 
     def _look_at(self, prototype: Prototype) -> dict[str, Any]:
         source = read_picture(self.classifier.path, prototype.source)
-        x0, y0, x1, y1 = prototype.source_box
         crop, picture = (f"{self.address}/{prototype.id}/{kind}.jpg?v={self.version}" for kind in ("crop", "source"))
         return {
             "crop": crop,
             "source": picture,
             "source_size": list(source.size),
-            "source_box": [x0 / source.width, y0 / source.height, x1 / source.width, y1 / source.height],
+            "source_box": list(in_shares(prototype.source_box, *source.size)),
         }
 
     def neighbours(self, id: int) -> dict[str, Any]:
