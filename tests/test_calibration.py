@@ -23,6 +23,7 @@ from likethat.cli import main
 from likethat.edit_run import open_editor
 from likethat.errors import UserError
 from likethat.explaining.explanation import explain
+from likethat.models.protopnet import summed_logits
 from likethat.summary import describe_run
 
 LEVEL_STEPS = 1000  # levels are drawn as n / 1000, so that the literal versions can count exactly
@@ -121,7 +122,7 @@ def literal_calibration(run: Path, birds: Path) -> tuple[list[float], list[float
     wrong, likeness = [], []
     for picture in sorted((birds / "val").rglob("*.jpg")):
         wrong.append(1 - model.predict(picture).probabilities[picture.parent.name])
-        likeness.append(float(model.logits([model.prepare(picture)]).max()))
+        likeness.append(float(summed_logits(model.outputs([model.prepare(picture)])).max()))
     assert len(wrong) == 9
     return sorted(wrong), sorted(likeness)
 

@@ -17,6 +17,7 @@ from likethat.cli import main
 from likethat.data.dataset import open_dataset
 from likethat.explaining import certificate
 from likethat.explaining.certificate import certify
+from likethat.models.protopnet import summed_logits
 
 CLASSES = ("class0", "class1", "class2")  # as `make_run` names its folders
 
@@ -41,7 +42,7 @@ def predictions(classifier: Classifier, paths: list[Path], *, projected: bool) -
         for member in classifier.networks:
             if not projected:
                 member.prototype_layer.prototype_PDhw.copy_(member.prototype_layer.unprojected_PDhw)
-        logits = [classifier.logits([classifier.prepare(path)])[0].tolist() for path in paths]
+        logits = [summed_logits(classifier.outputs([classifier.prepare(path)]))[0].tolist() for path in paths]
         for member, prototype_PDhw in zip(classifier.networks, kept, strict=True):
             member.prototype_layer.prototype_PDhw.copy_(prototype_PDhw)
     return logits

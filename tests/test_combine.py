@@ -15,6 +15,7 @@ from likethat import run_dir
 from likethat.classifier import Classifier, load
 from likethat.cli import main
 from likethat.explaining.explanation import explain
+from likethat.models.protopnet import summed_logits
 from likethat.run_data import open_run_data
 
 
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(classifier: Classifier, pictures: list[Path]) -> torch.Tensor:
-    return classifier.logits([classifier.prepare(picture) for picture in pictures])
+    return summed_logits(classifier.outputs([classifier.prepare(picture) for picture in pictures]))
 
 
 def pictures_of(folder: Path) -> list[Path]:

@@ -19,6 +19,7 @@ from runs import DEFAULT, PAPER, TINY, likethat, make_tiny_birds
 from likethat import export_run
 from likethat.classifier import load
 from likethat.cli import main
+from likethat.models.protopnet import summed_logits
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "explain_onnx.py"
 
@@ -85,7 +86,7 @@ def test_torch_program(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(extra["likethat.json"]) == json.loads(json.dumps(export_run.describe(classifier)))
     prepared = [classifier.prepare(path) for path in pictures_of(run)[:3]]
     logits = program(torch.stack([picture.pixels[0] for picture in prepared]).float() / 255)[0]
-    assert torch.allclose(logits, classifier.logits(prepared), atol=1e-4)
+    assert torch.allclose(logits, summed_logits(classifier.outputs(prepared)), atol=1e-4)
 
 
 def test_the_example_explains_like_the_command(run: Path, exported: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from likethat.metrics.conformal import LEVELS, conformal_figures, prediction_set
 from likethat.metrics.figure import Figure
 from likethat.metrics.reliability import BINS, calibration_figures, reliability
 from likethat.metrics.strangers import NONE_GIVEN, auroc, fpr95, stranger_figures
+from likethat.models.protopnet import summed_logits
 from likethat.report.reliability import draw_reliability
 from likethat.run_data import open_strangers
 
@@ -225,7 +226,7 @@ def test_the_command_measures_shows_and_keeps_it(run: Path, tmp_path: Path) -> N
         for name, folder in (("known", run.parent / "birds" / "test"), ("other", tmp_path / "others"))
     }
     likeness = {
-        name: np.array([float(model.logits([model.prepare(picture)]).max()) for picture in found])
+        name: np.array([float(summed_logits(model.outputs([model.prepare(picture)])).max()) for picture in found])
         for name, found in pictures.items()
     }
     area = figures["AUROC of likeness, known against other pictures"]

@@ -17,7 +17,7 @@ from likethat.checkpoint import read_json
 from likethat.data.decode import Box, View, read_image, to_input
 from likethat.errors import UserError
 from likethat.models.backbone import place
-from likethat.models.protopnet import Output, ProtoPNet, create_protopnet
+from likethat.models.protopnet import Output, ProtoPNet, create_protopnet, summed_logits
 from likethat.runtime import exact_arithmetic, resolve_device
 
 Source = str | Path | bytes | BinaryIO | Image
@@ -128,9 +128,6 @@ class Classifier:
         stacked = [torch.stack(pixels).to(self.device) for pixels in zip(*(p.pixels for p in batch), strict=True)]
         return [member(x_B3HW.float() / 255) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
 
-    def logits(self, batch: Sequence[Prepared]) -> Tensor:
-        return torch.stack([output.logits_BK for output in self.outputs(batch)]).sum(0)
-
     def predict(self, image: Source | Sequence[Source], level: float | None = None) -> Any:
         """The class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list.
 
@@ -154,7 +151,7 @@ class Classifier:
 
     def _predict_batch(self, batch: Sequence[Prepared], level: float | None) -> Iterator[Prediction]:
         outputs = self.outputs(batch)
-        logits_BK = torch.stack([output.logits_BK for output in outputs]).sum(0).cpu().double()
+        logits_BK = summed_logits(outputs).cpu().double()
         score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()
         verdicts = self.verdicts(logits_BK, score_BP, level)
         for probability_K, verdict in zip(logits_BK.softmax(1).tolist(), verdicts, strict=True):

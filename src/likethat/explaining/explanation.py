@@ -24,7 +24,7 @@ from likethat.explaining.matches import Match, find_matches
 from likethat.explaining.page import write_explanations
 from likethat.explaining.render import png, seen_part
 from likethat.explaining.sheet import draw_sheet
-from likethat.models.protopnet import Output
+from likethat.models.protopnet import Output, summed_logits
 
 NEAREST = 10  # prototypes listed over all classes, as in the paper's analysis
 CLOSELY = 10  # prototypes of a class that are located by another attribution than upsampling: as many as pages show
@@ -226,7 +226,7 @@ def explain_outputs(
     further = [class_number(classifier.classes, name) for name in also]
     weight_KP = classifier.weight_KP
     score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()
-    logit_BK = torch.stack([output.logits_BK for output in outputs]).sum(0).cpu().double()
+    logit_BK = summed_logits(outputs).cpu().double()
     verdicts = classifier.verdicts(logit_BK, score_BP, level)
     explanations = []
     for number, (prepared, path) in enumerate(zip(batch, paths or [None] * len(batch), strict=True)):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from likethat.explaining.boxes import box_tensor, chunks, upsample
-from likethat.models.protopnet import Output, ProtoPNet
+from likethat.models.protopnet import Output, ProtoPNet, summed_logits
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Reading:
 
     @cached_property
     def logits_BK(self) -> Tensor:
-        return torch.stack([output.logits_BK for output in self.outputs]).sum(0)
+        return summed_logits(self.outputs)
 
     @cached_property
     def score_BP(self) -> Tensor:

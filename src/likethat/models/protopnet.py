@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -36,6 +36,11 @@ class Output:
     def similarity_BPHW(self) -> Tensor:
         """The activation maps."""
         return self.of_distance(self.distance_BPHW)
+
+
+def summed_logits(outputs: Sequence[Output]) -> Tensor:
+    """The logits of networks that judge together, B x K."""
+    return torch.stack([output.logits_BK for output in outputs]).sum(0)
 
 
 class ProtoPNet(nn.Module):

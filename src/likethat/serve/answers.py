@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from likethat.classifier import Classifier, Prepared
 from likethat.data.decode import View
 from likethat.explaining.attribution import UPSAMPLING
@@ -15,7 +13,7 @@ from likethat.explaining.boxes import PERCENTILE
 from likethat.explaining.explanation import Explanation, Match, Sheet, explain_outputs
 from likethat.explaining.page import MOST_ROWS
 from likethat.explaining.pictures import Pictures
-from likethat.models.protopnet import Output
+from likethat.models.protopnet import Output, summed_logits
 from likethat.serve.catalogue import Catalogue
 from likethat.serve.store import Kept
 
@@ -53,7 +51,7 @@ def explained(
 
 def ranking(classifier: Classifier, outputs: Sequence[Output]) -> list[dict[str, Any]]:
     """All classes, likeliest first."""
-    logit_K = torch.stack([output.logits_BK[0] for output in outputs]).sum(0).cpu().double()
+    logit_K = summed_logits(outputs)[0].cpu().double()
     probability_K = logit_K.softmax(0).tolist()
     rows = zip(classifier.classes, logit_K.tolist(), probability_K, strict=True)
     return sorted(
