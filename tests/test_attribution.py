@@ -28,7 +28,7 @@ from likethat.explaining.attribution import (
     smooth,
 )
 from likethat.explaining.boxes import activation_boxes
-from likethat.explaining.explanation import Explanation, explain
+from likethat.explaining.explanation import Explanation, Options, explain
 from likethat.explaining.files import explain_files
 from likethat.metrics.pixel_deletion import deletion_curves
 from likethat.models.protopnet import ProtoPNet
@@ -216,7 +216,7 @@ def test_slow_methods_show_their_progress_picture_by_picture(run: TinyRun) -> No
     for method, expected in (("gradient", [(1, 3), (2, 3), (3, 3)]), ("upsampling", [(3, 3)])):
         steps: list[tuple[int, int]] = []
         found = list(
-            explain_files(load(run.path, "cpu"), paths, attribution=method, advance=lambda *step: steps.append(step))  # noqa: B023
+            explain_files(load(run.path, "cpu"), paths, Options(attribution=method), lambda *step: steps.append(step))  # noqa: B023
         )
         assert steps == expected
         assert [answer.path for answer in found] == paths

@@ -14,7 +14,7 @@ from PIL import Image
 
 from likethat.classifier import Classifier, Prototype, load, read_prototypes
 from likethat.errors import UserError
-from likethat.explaining.explanation import explain, explain_batch, explain_outputs
+from likethat.explaining.explanation import Options, explain, explain_batch, explain_outputs
 from likethat.explaining.render import scaled
 
 
@@ -315,7 +315,7 @@ def test_any_class_can_be_explained_and_compared_with_any_other(classifier: Clas
     outputs = classifier.outputs([prepared])
     every = explain(classifier, picture, top_classes=len(classifier.classes))
     second, last = every.classes[1].name, every.classes[-1].name
-    (explanation,) = explain_outputs(classifier, outputs, [prepared], top_classes=1, also=[last, second, last])
+    (explanation,) = explain_outputs(classifier, outputs, [prepared], Options(1, also=[last, second, last]))
     assert [sheet.name for sheet in explanation.classes] == [sheet.name for sheet in every.classes]
     assert explanation.rival is None
     lead = explanation.compare(last, second)
@@ -325,4 +325,4 @@ def test_any_class_can_be_explained_and_compared_with_any_other(classifier: Clas
         p: w for p, w in enumerate((weights[0] - weights[1]).tolist()) if w
     }
     with pytest.raises(UserError, match="no class called"):
-        explain_outputs(classifier, outputs, [prepared], also=["nobody"])
+        explain_outputs(classifier, outputs, [prepared], Options(also=["nobody"]))

@@ -152,87 +152,75 @@ class Explanation:
         return png(self.figure())
 
 
+@dataclass(frozen=True)
+class Options:
+    """What an explanation tells, and how."""
+
+    top_classes: int = 3
+    against: str | None = None  # the class to compare the prediction with
+    percentile: float = PERCENTILE  # of a map's pixels outside its box
+    level: float | None = None  # of the prediction set
+    attribution: str = UPSAMPLING
+    also: Sequence[str] = ()  # classes to explain besides the likeliest
+
+
+USUAL = Options()
+
+
 def explain(
     classifier: Classifier,
     image: Source,
     *,
     crop_to: Box | None = None,
-    top_classes: int = 3,
+    top_classes: int = USUAL.top_classes,
     against: str | None = None,
-    percentile: float = PERCENTILE,
+    percentile: float = USUAL.percentile,
     level: float | None = None,
-    attribution: str = UPSAMPLING,
+    attribution: str = USUAL.attribution,
 ) -> Explanation:
     """Explains one picture. `against` compares the prediction with that class (with the runner-up, if that class
     is the prediction); `level` is that of the prediction set of a calibrated run (0.95, if none is given);
     `attribution` says how the parts of the picture are found: by upsampling, gradient or occlusion."""
     prepared = classifier.prepare(image, crop_to)
     path = str(image) if isinstance(image, str | Path) else None
-    return explain_batch(
-        classifier,
-        [prepared],
-        paths=[path],
-        top_classes=top_classes,
-        against=against,
-        percentile=percentile,
-        level=level,
-        attribution=attribution,
-    )[0]
+    options = Options(top_classes, against, percentile, level, attribution)
+    return explain_batch(classifier, [prepared], options, paths=[path])[0]
 
 
 def explain_batch(
     classifier: Classifier,
     batch: Sequence[Prepared],
+    options: Options = USUAL,
     *,
     paths: Sequence[str | None] | None = None,
-    top_classes: int = 3,
-    against: str | None = None,
-    percentile: float = PERCENTILE,
-    level: float | None = None,
-    attribution: str = UPSAMPLING,
 ) -> list[Explanation]:
     """Explains several prepared pictures after one forward pass over all of them."""
-    return explain_outputs(
-        classifier,
-        classifier.outputs(batch),
-        batch,
-        paths=paths,
-        top_classes=top_classes,
-        against=against,
-        percentile=percentile,
-        level=level,
-        attribution=attribution,
-    )
+    return explain_outputs(classifier, classifier.outputs(batch), batch, options, paths=paths)
 
 
 def explain_outputs(
     classifier: Classifier,
     outputs: Sequence[Output],
     batch: Sequence[Prepared],
+    options: Options = USUAL,
     *,
     paths: Sequence[str | None] | None = None,
-    top_classes: int = 3,
-    against: str | None = None,
-    also: Sequence[str] = (),
-    percentile: float = PERCENTILE,
-    level: float | None = None,
-    attribution: str = UPSAMPLING,
 ) -> list[Explanation]:
-    """Explains pictures that the networks have seen already. `also` names classes to explain besides the likeliest."""
-    check_method(attribution)
-    if top_classes < 1:
-        raise UserError(f"At least 1 class must be explained, and {top_classes} were asked for.")
-    rival = None if against is None else class_number(classifier.classes, against)
-    further = [class_number(classifier.classes, name) for name in also]
+    """Explains pictures that the networks have seen already."""
+    check_method(options.attribution)
+    if options.top_classes < 1:
+        raise UserError(f"At least 1 class must be explained, and {options.top_classes} were asked for.")
+    rival = None if options.against is None else class_number(classifier.classes, options.against)
+    further = [class_number(classifier.classes, name) for name in options.also]
     weight_KP = classifier.weight_KP
     score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()
     logit_BK = summed_logits(outputs).cpu().double()
-    verdicts = classifier.verdicts(logit_BK, score_BP, level)
+    verdicts = classifier.verdicts(logit_BK, score_BP, options.level)
     explanations = []
     for number, (prepared, path) in enumerate(zip(batch, paths or [None] * len(batch), strict=True)):
         score_P, logit_K = score_BP[number], logit_BK[number]
         order = logit_K.argsort(descending=True, stable=True).tolist()
-        shown = order[:top_classes]
+        shown = order[: options.top_classes]
         opponent = rival if rival != order[0] else order[1]
         shown += sorted({opponent, *further} - {None, *shown}, key=order.index)
         nearest = score_P.argsort(descending=True, stable=True)[:NEAREST].tolist()
@@ -243,8 +231,17 @@ def explain_outputs(
         closely_P[nearest] = True
         points_kP = (weight_kP * score_P).abs()
         closely_P[points_kP.topk(min(CLOSELY, points_kP.shape[1])).indices] = True
-        options: dict[str, Any] = {"percentile": percentile, "attribution": attribution}
-        matches = find_matches(classifier, outputs, prepared, number, score_P, wanted_P, closely_P, **options)
+        matches = find_matches(
+            classifier,
+            outputs,
+            prepared,
+            number,
+            score_P,
+            wanted_P,
+            closely_P,
+            percentile=options.percentile,
+            attribution=options.attribution,
+        )
         explanations.append(
             Explanation(
                 path=path,
@@ -255,7 +252,7 @@ def explain_outputs(
                 rival=None if opponent is None else classifier.classes[opponent],
                 run=classifier.path,
                 verdict=verdicts[number],
-                attribution=attribution,
+                attribution=options.attribution,
             )
         )
     return explanations

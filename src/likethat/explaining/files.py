@@ -13,7 +13,7 @@ from likethat.data.check import map_in_threads
 from likethat.data.decode import ImageError, View
 from likethat.data.folder import EXTENSIONS
 from likethat.explaining.attribution import UPSAMPLING
-from likethat.explaining.explanation import Explanation, explain_batch
+from likethat.explaining.explanation import USUAL, Explanation, Options, explain_batch
 from likethat.explaining.render import shrink
 from likethat.progress import Advance
 
@@ -51,11 +51,7 @@ def find_pictures(sources: Sequence[str]) -> tuple[list[str], list[Skipped]]:
 def explain_files(
     classifier: Classifier,
     paths: Sequence[str],
-    *,
-    top_classes: int = 3,
-    against: str | None = None,
-    level: float | None = None,
-    attribution: str = UPSAMPLING,
+    options: Options = USUAL,
     advance: Advance | None = None,
 ) -> Iterator[Explanation | Skipped]:
     """One answer a file, in order. Files are read and explained in batches; few are in memory at any time."""
@@ -66,25 +62,14 @@ def explain_files(
         except ImageError as error:
             return Skipped(path, error.cause)
 
-    step = BATCH if attribution == UPSAMPLING else 1  # slow ones show their progress picture by picture
+    step = BATCH if options.attribution == UPSAMPLING else 1  # slow ones show their progress picture by picture
     for start in range(0, len(paths), step):
         names = paths[start : start + step]
         read_B = list(map_in_threads(read, names))
         good = {name: prepared for name, prepared in zip(names, read_B, strict=True) if isinstance(prepared, Prepared)}
         explained: Iterator[Explanation] = iter(())
         if good:
-            batch = list(good.values())
-            explained = iter(
-                explain_batch(
-                    classifier,
-                    batch,
-                    paths=list(good),
-                    top_classes=top_classes,
-                    against=against,
-                    level=level,
-                    attribution=attribution,
-                )
-            )
+            explained = iter(explain_batch(classifier, list(good.values()), options, paths=list(good)))
         for answer in read_B:
             yield answer if isinstance(answer, Skipped) else _slim(next(explained))
         if advance:

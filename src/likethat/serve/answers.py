@@ -8,9 +8,7 @@ from typing import Any
 
 from likethat.classifier import Classifier, Prepared
 from likethat.data.decode import View
-from likethat.explaining.attribution import UPSAMPLING
-from likethat.explaining.boxes import PERCENTILE
-from likethat.explaining.explanation import Explanation, Match, Sheet, explain_outputs
+from likethat.explaining.explanation import Explanation, Match, Options, Sheet, explain_outputs
 from likethat.explaining.page import MOST_ROWS
 from likethat.explaining.pictures import Pictures
 from likethat.models.protopnet import Output, summed_logits
@@ -22,29 +20,22 @@ from likethat.serve.store import Kept
 class Question:
     """What is asked about a kept picture: the sheet of one class, or of two to be compared."""
 
-    name: str | None = None  # the predicted class, if none is named
-    against: str | None = None
-    percentile: float = PERCENTILE
-    level: float | None = None  # of the prediction set
-    attribution: str = UPSAMPLING
+    name: str | None  # the predicted class, if none is named
+    options: Options
 
     def classes(self, ranked: Sequence[str]) -> list[str]:
         """Of the classes in the order of their points, those to be shown. Nothing is compared with itself."""
-        name = self.name or ranked[0]
-        if self.against is None:
+        name, against = self.name or ranked[0], self.options.against
+        if against is None:
             return [name]
-        return [name, self.against if self.against != name else next(other for other in ranked if other != name)]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"percentile": self.percentile, "level": self.level, "attribution": self.attribution}
+        return [name, against if against != name else next(other for other in ranked if other != name)]
 
 
 def explained(
-    classifier: Classifier, outputs: Sequence[Output], prepared: Prepared, name: str | None, **options: Any
+    classifier: Classifier, outputs: Sequence[Output], prepared: Prepared, name: str | None, options: Options
 ) -> Explanation:
     """With the small picture that is kept in place of the one that came; boxes stay in pixels of that one."""
-    (explanation,) = explain_outputs(classifier, outputs, [prepared], paths=[name], **options)
+    (explanation,) = explain_outputs(classifier, outputs, [prepared], options, paths=[name])
     whole = View((0, 0, *prepared.image.size), explanation.view.input_hw, (prepared.image.height, prepared.image.width))
     return replace(explanation, view=whole)
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from likethat.explaining.boxes import PERCENTILE
+from likethat.explaining.explanation import Options
 from likethat.serve.problems import Refused, documented
 from likethat.serve.schemas import ExplainAnswer, HealthAnswer, OnePrototypeAnswer, PrototypesAnswer
 from likethat.serve.server import Server
@@ -53,8 +54,8 @@ def api_routes(server: Server) -> APIRouter:
     ) -> JSONResponse:
         """The same document as `likethat explain --json` prints. Nothing is kept."""
         server.check_classes(against)
-        wanted: dict[str, Any] = {"against": against, "percentile": percentile, "level": level}
-        return JSONResponse(await server.explain_uploads(request, maps, top_classes=top_classes, **wanted))
+        options = Options(top_classes, against, percentile=percentile, level=level)
+        return JSONResponse(await server.explain_uploads(request, maps, options))
 
     @router.get(
         "/api/prototypes",

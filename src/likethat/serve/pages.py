@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from likethat.explaining.attribution import TITLES, UPSAMPLING, check_method
 from likethat.explaining.boxes import PERCENTILE
-from likethat.explaining.explanation import Explanation
+from likethat.explaining.explanation import Explanation, Options
 from likethat.explaining.heat import colour_table
 from likethat.explaining.page import render_explanation
 from likethat.explaining.render import png
@@ -44,7 +44,7 @@ async def question(
 ) -> Question:
     """From the address."""
     check_method(attribution)
-    return Question(name, against, percentile, level, attribution)
+    return Question(name, Options(against=against, percentile=percentile, level=level, attribution=attribution))
 
 
 Asked = Annotated[Question, Depends(question)]
@@ -86,7 +86,7 @@ def page_routes(server: Server, files: Mapping[str, bytes]) -> APIRouter:
 
     @router.get("/api/pictures/{id}")
     async def asked(request: Request, id: str, asked: Asked) -> JSONResponse:
-        server.check_classes(asked.name, asked.against)
+        server.check_classes(asked.name, asked.options.against)
         return JSONResponse(await server.page_answer(request, server.store.get(id), asked))
 
     @router.get("/pictures/{id}/picture.jpg")
@@ -95,7 +95,7 @@ def page_routes(server: Server, files: Mapping[str, bytes]) -> APIRouter:
 
     @router.get("/pictures/{id}/explanation.{kind}")
     async def download(request: Request, id: str, kind: str, asked: Asked) -> Response:
-        server.check_classes(asked.name, asked.against)
+        server.check_classes(asked.name, asked.options.against)
         if kind not in DOWNLOADS:
             raise Refused(404, "An explanation comes as png, html or json.")
         kept = server.store.get(id)

@@ -6,14 +6,14 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fastapi import Request
 
 from likethat.classifier import Classifier, Prepared
 from likethat.data.decode import ImageError
-from likethat.explaining.explanation import Explanation
+from likethat.explaining.explanation import Explanation, Options
 from likethat.explaining.files import Skipped
 from likethat.serve.answers import Question, explained, page_document, ranking
 from likethat.serve.batching import Batcher, Slots, unless_gone
@@ -60,7 +60,7 @@ class Server:
             if name is not None and name not in self.classifier.classes:
                 raise Refused(422, f"There is no class called '{name}'; GET /api/run lists them.")
 
-    async def explain_uploads(self, request: Request, maps: bool, **options: Any) -> dict[str, Any]:
+    async def explain_uploads(self, request: Request, maps: bool, options: Options) -> dict[str, Any]:
         """The document that `likethat explain --json` prints, of the pictures in a request."""
 
         async def one(upload: Upload) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Server:
             outputs = await self.batcher.outputs(prepared)
 
             def answer() -> dict[str, Any]:
-                explanation = explained(self.classifier, outputs, prepared, upload.name, **options)
+                explanation = explained(self.classifier, outputs, prepared, upload.name, options)
                 return {**explanation.to_dict(maps), "sheet": None}
 
             return await self.in_thread(answer)
@@ -120,8 +120,8 @@ class Server:
             def answer() -> dict[str, Any]:
                 ranked = ranking(self.classifier, outputs)
                 classes = question.classes([row["name"] for row in ranked])
-                options: dict[str, Any] = {"top_classes": 1, "also": classes, **question.options}
-                explanation = explained(self.classifier, outputs, kept.with_image(), kept.name, **options)
+                options = replace(question.options, top_classes=1, against=None, also=classes)
+                explanation = explained(self.classifier, outputs, kept.with_image(), kept.name, options)
                 return page_document(explanation, kept, ranked, classes, self.catalogue)
 
             return await self.in_thread(answer)
@@ -138,9 +138,8 @@ class Server:
             outputs = await self.batcher.outputs(kept.prepared)
 
             def answer() -> bytes:
-                also = [name for name in (question.name,) if name]
-                options: dict[str, Any] = {"against": question.against, **question.options}
-                return form(explained(self.classifier, outputs, kept.with_image(), kept.name, also=also, **options))
+                options = replace(question.options, also=[question.name] if question.name else [])
+                return form(explained(self.classifier, outputs, kept.with_image(), kept.name, options))
 
             return await self.in_thread(answer)
 

@@ -16,6 +16,7 @@ def explain(args: argparse.Namespace) -> int:
     """Why each picture got its class: scoring sheets as a page, as pictures and as JSON."""
     from likethat.checkpoint import whole_folder, write_json
     from likethat.classifier import load
+    from likethat.explaining.explanation import Options
     from likethat.explaining.files import DATA, PAGE, Skipped, explain_files, find_pictures, save_sheets, sheet_names
     from likethat.explaining.page import write_explanations
 
@@ -24,16 +25,9 @@ def explain(args: argparse.Namespace) -> int:
         classifier = load(args.run, args.device)
         paths, skipped = find_pictures(args.images)
         names = sheet_names(paths) if folder else {}
+        options = Options(args.top_classes, args.against, level=args.level, attribution=args.attribution)
         with display_of(args).task("explaining") as advance:
-            answers = explain_files(
-                classifier,
-                paths,
-                top_classes=args.top_classes,
-                against=args.against,
-                level=args.level,
-                attribution=args.attribution,
-                advance=advance,
-            )
+            answers = explain_files(classifier, paths, options, advance)
             answered = list(save_sheets(folder, answers, names, args.colours) if folder else answers)
         skipped += [found for found in answered if isinstance(found, Skipped)]
         explanations = [found for found in answered if not isinstance(found, Skipped)]
