@@ -26,6 +26,7 @@ from likethat.distributed import barrier, first_says, is_first, own_part, rank, 
 from likethat.errors import UserError
 from likethat.runtime import check_disk, open_to_fill
 
+CHUNK = 512  # images that a pass over files decodes and has in memory at a time; whole batches
 WRITE_DOWN = 1000  # images after which those done are safe even from a loss of power
 
 
@@ -104,6 +105,15 @@ def decode_samples(
     rows = _decode_to_file(cache_file, shape, root, samples, workers, progress)
     # Copy-on-write: torch warns of memory that it cannot write to, and nobody writes.
     return DecodedImages(np.load(cache_file, mmap_mode="c"), *_told(rows))
+
+
+def decode_chunk(root: Path, samples: Sequence[Sample], size_hw: tuple[int, int]) -> DecodedImages:
+    """Of a data set in use, a part that fits in memory; stops where files can no longer be read."""
+    decoded = decode_samples(root, samples, size_hw)
+    if decoded.problems:
+        listed = "; ".join(str(problem) for problem in decoded.problems[:5])
+        raise UserError(f"{listed}. Mend the data, or say where it is with --data DATA.")
+    return decoded
 
 
 def _decode_to_file(

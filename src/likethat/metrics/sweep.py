@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from likethat.classifier import Classifier
-from likethat.data.cache import decode_samples
+from likethat.data.cache import CHUNK, decode_chunk
 from likethat.data.dataset import Sample
 from likethat.data.loaders import hold
 from likethat.data.parts import PartTable
-from likethat.errors import UserError
 from likethat.metrics.figure import Figure
 from likethat.metrics.regions import Reading
 from likethat.progress import Display
@@ -30,7 +29,6 @@ from likethat.runtime import seed_for
 
 Result = TypeVar("Result")
 
-CHUNK = 512  # pictures decoded and in memory at a time
 EVIDENCE = 10  # prototypes that count as the evidence of a prediction, at most
 NOISE, MOST_NOISE = 0.2, 0.25  # standard deviation and bound, of a picture normalised as follows (Huang et al. 2023)
 IMAGENET_STD = (0.229, 0.224, 0.225)  # whatever the backbone's own normalisation, so that all get the same noise
@@ -212,10 +210,7 @@ def _batches(subject: Subject, index_C: Tensor, *, perturbed: bool, attacked: bo
     samples = tuple(subject.samples[number] for number in index_C.tolist())
     classifier, inputs, part_CQ4, object_C4 = subject.classifier, [], None, None
     for network in classifier.networks:
-        decoded = decode_samples(subject.root, samples, network.backbone.input_size)
-        if decoded.problems:
-            listed = "; ".join(str(problem) for problem in decoded.problems[:5])
-            raise UserError(f"{len(decoded.problems)} images cannot be read: {listed}. Mend or remove them.")
+        decoded = decode_chunk(subject.root, samples, network.backbone.input_size)
         inputs.append(hold(decoded.pixels, samples, classifier.device))
         if subject.parts is not None and part_CQ4 is None:
             part_CQ4, object_C4 = subject.parts.shares(samples, decoded.views)

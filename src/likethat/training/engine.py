@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from likethat.config import Config
-from likethat.data.cache import decode_samples
+from likethat.data.cache import CHUNK, decode_chunk
 from likethat.data.dataset import Sample
 from likethat.data.loaders import Images, ViewedImages, hold, views_of
 from likethat.distributed import join, own_part
-from likethat.errors import UserError
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import PrototypeLayer
@@ -22,7 +21,6 @@ from likethat.progress import Advance
 from likethat.runtime import seed_for, send
 
 EVAL_BATCH = 64
-CHUNK = 512  # image files decoded and in memory at a time; whole batches
 BLOCK = 2**22  # logits that are converted to float64 at a time
 
 Batches = Iterator[tuple[Tensor, Tensor, Tensor]]  # numbers of the images, pictures, labels
@@ -68,11 +66,8 @@ def own_batches_of_files(
     part = own_part(len(samples), EVAL_BATCH)
     for start in range(part.start, part.stop, CHUNK):
         chunk = tuple(samples[start : min(start + CHUNK, part.stop)])
-        decoded = decode_samples(root, chunk, size_hw)
-        if decoded.problems:
-            listed = "; ".join(str(problem) for problem in decoded.problems[:5])
-            raise UserError(f"{listed}. Mend the data, or say where it is with --data DATA.")
-        for index_B, x_B3HW, label_B in batches_of(hold(decoded.pixels, chunk, device)):
+        pixels = decode_chunk(root, chunk, size_hw).pixels
+        for index_B, x_B3HW, label_B in batches_of(hold(pixels, chunk, device)):
             yield start + index_B, x_B3HW, label_B
             if advance:
                 advance(start + int(index_B[-1]) + 1 - part.start, part.stop - part.start)
