@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -64,8 +65,9 @@ def draw_path(path: Sequence[dict[str, Any]], chosen: int, budget: int) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-def svg_text(x: float, y: float, text: str, colour: str, anchor: str = "middle") -> str:
-    return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{text}</text>'
+def svg_text(x: float, y: float, text: str, colour: str, anchor: str = "middle", *, bold: bool = False) -> str:
+    weight = ' font-weight="600"' if bold else ""
+    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}"{weight}>{html.escape(text)}</text>'
 
 
 def count_ticks(low: int, high: int) -> list[int]:

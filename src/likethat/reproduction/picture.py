@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
 from likethat.report.curves import nice_ticks
+from likethat.report.path import svg_text
 from likethat.reproduction.plan import PLAIN, Study
 from likethat.reproduction.table import Row, title_of
 
@@ -43,15 +43,15 @@ def _column(study: Study) -> int:
 def _draw_block(study: Study, rows: Sequence[Row], width: int, heading: str) -> list[str]:
     points = [(row, summary) for row in rows if (summary := row.statistics("test"))]
     kinds, column = (PLAIN, *study.presets), _column(study)
-    parts = [_text(16, 20, "Test accuracy" + (f", {heading}" if heading else ""), INK, "start", bold=True)]
+    parts = [svg_text(16, 20, "Test accuracy" + (f", {heading}" if heading else ""), INK, "start", bold=True)]
     x = 16.0
     for kind in kinds:
         colour = COLOURS[kinds.index(kind) % len(COLOURS)]
         parts.append(f'<circle cx="{x + 5}" cy="38" r="4.5" fill="{colour}"/>')
-        parts.append(_text(x + 14, 42, title_of(kind), SOFT, "start"))
+        parts.append(svg_text(x + 14, 42, title_of(kind), SOFT, "start"))
         x += 34 + 6.6 * len(title_of(kind))
     if not points:
-        return [*parts, _text(width / 2, HEIGHT / 2, "no run is finished yet", SOFT)]
+        return [*parts, svg_text(width / 2, HEIGHT / 2, "no run is finished yet", SOFT)]
     ends = [summary["mean"] + sign * (summary["sd"] or 0.0) for _, summary in points for sign in (-1, 1)]
     middle, span = (min(ends) + max(ends)) / 2, max(max(ends) - min(ends), LEAST_SPAN)
     ticks = nice_ticks(max(0.0, middle - span / 2), min(1.0, middle + span / 2))
@@ -63,10 +63,10 @@ def _draw_block(study: Study, rows: Sequence[Row], width: int, heading: str) -> 
     digits = 0 if all(abs(100 * tick - round(100 * tick)) < 1e-6 for tick in ticks) else 1
     for tick in ticks:
         parts.append(f'<line x1="{LEFT}" x2="{width - RIGHT}" y1="{y(tick)}" y2="{y(tick)}" stroke="{LINE}"/>')
-        parts.append(_text(LEFT - 8, y(tick) + 4, f"{tick:.{digits}%}", SOFT, "end"))
+        parts.append(svg_text(LEFT - 8, y(tick) + 4, f"{tick:.{digits}%}", SOFT, "end"))
     backbones = list(dict.fromkeys(row.backbone for row in rows))
     for number, backbone in enumerate(backbones):
-        parts.append(_text(LEFT + (number + 0.5) * column, HEIGHT - 12, backbone, INK))
+        parts.append(svg_text(LEFT + (number + 0.5) * column, HEIGHT - 12, backbone, INK))
     for row, summary in points:
         place = kinds.index(row.kind)
         centre = LEFT + (backbones.index(row.backbone) + 0.5) * column + (place - len(kinds) / 2 + 0.2) * STEP
@@ -77,10 +77,5 @@ def _draw_block(study: Study, rows: Sequence[Row], width: int, heading: str) -> 
                 f'<line x1="{centre}" x2="{centre}" y1="{high}" y2="{low}" stroke="{colour}" stroke-width="2"/>'
             )
         parts.append(f'<circle cx="{centre}" cy="{y(mean)}" r="4.5" fill="{colour}"/>')
-        parts.append(_text(centre + 8, y(mean) + 4, f"{100 * mean:.1f}", colour, "start"))
+        parts.append(svg_text(centre + 8, y(mean) + 4, f"{100 * mean:.1f}", colour, "start"))
     return parts
-
-
-def _text(x: float, y: float, text: str, colour: str, anchor: str = "middle", *, bold: bool = False) -> str:
-    weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}"{weight}>{html.escape(text)}</text>'
