@@ -68,17 +68,16 @@ def find_candidates(
     spread_f = spread_choice(patch_nSD.flatten(0, 1)[free_f], unlike_f, min(SPREAD, len(free_f)))
     pick_c = torch.cat([near_c[free_nS.flatten()[near_c]], free_f[spread_f]]).unique()
     own_c, other_c, other_label_c = _tell_apart(model, patch_nSD.flatten(0, 1)[pick_c], pick_c, image_n, latents, label)
-    found: list[Candidate] = []
-    images: set[int] = set()
     similarity_c = of_distance(distance_nS.flatten()[pick_c])
     columns = (pick_c, similarity_c, own_c, other_c, other_label_c)
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    for pick, similarity, own, other, other_label in sorted(rows, key=lambda row: row[3] - row[2]):
+    candidates = []
+    for pick, *figures in zip(*(column.tolist() for column in columns), strict=True):
         image, place = int(image_n[pick // free_nS.shape[1]]), pick % free_nS.shape[1]
-        if image not in images:
-            images.add(image)
-            found.append(Candidate(Patch(image, place // width, place % width), similarity, own, other, other_label))
-    return tuple(found[:count])
+        candidates.append(Candidate(Patch(image, place // width, place % width), *figures))
+    best: dict[int, Candidate] = {}  # by image
+    for candidate in sorted(candidates, key=lambda candidate: -candidate.lead):
+        best.setdefault(candidate.patch.image, candidate)
+    return tuple(best.values())[:count]
 
 
 def _tell_apart(
