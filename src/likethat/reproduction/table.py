@@ -183,12 +183,12 @@ def cell(row: Row, figure: str, study: Study) -> str:
     summary = row.statistics(figure)
     if summary is None:
         return MISSING
-    percent = figure.startswith(PERCENT)
-    values = [summary["mean"]] + [summary["sd"]] * (summary["sd"] is not None)
-    whole = all(value == int(value) for value in summary["by_seed"].values()) and not summary["sd"]
-    text = " ± ".join(f"{100 * value:.1f}" if percent else f"{value:.{0 if whole else 1}f}" for value in values)
-    if not percent and whole:
-        text = f"{summary['mean']:.0f}"
+    mean, deviation, percent = summary["mean"], summary["sd"], figure.startswith(PERCENT)
+    if not percent and not deviation and mean.is_integer():  # a count that is the same with every seed
+        text = f"{mean:.0f}"
+    else:
+        shown = [mean] if deviation is None else [mean, deviation]
+        text = " ± ".join(f"{100 * value if percent else value:.1f}" for value in shown)
     seen = len(summary["by_seed"])
     return text if seen == len(study.seeds) else f"{text} ({seen})"
 
