@@ -82,6 +82,11 @@ class Editor:
         return self._workshop.dataset
 
     @property
+    def start(self) -> State:
+        """The run as it was opened."""
+        return self._states[0]
+
+    @property
     def state(self) -> State:
         return self._states[self._position]
 
@@ -213,7 +218,7 @@ class Editor:
             "connections": int((state.weight_KP != 0).sum()),
             "nonzero_negative": int(((state.weight_KP != 0) & ~own_KP).sum()),
             "kkt_residual": state.kkt_residual,
-            "before": self._states[0].val,
+            "before": self.start.val,
             "after": state.val,
         }
 

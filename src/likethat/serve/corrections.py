@@ -79,12 +79,10 @@ class Corrections:
         if self.editor is None or self.catalogue is None:
             return head
         editor = self.editor
-        first = (editor.history or editor.undone)[:1]
-        before = first[0].before if first else editor.state.val
         earlier = [{**line, "text": str(Edit(**line))} for line in run_dir.read_edits(self.run)]
         return {
             **head,
-            "before": before,
+            "before": editor.start.val,
             "after": editor.state.val,
             "images": len(editor.dataset.val),
             "history": [{**edit.to_dict(), "text": str(edit)} for edit in editor.history],
