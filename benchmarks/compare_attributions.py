@@ -10,12 +10,12 @@ import argparse
 import time
 
 import torch
+from pixel_deletion import deletion_curves
 from torch import Tensor
 
 from likethat.classifier import load
 from likethat.explaining.attribution import TITLES, attribute, flat
 from likethat.metrics.figure import bootstrap_interval
-from likethat.metrics.pixel_deletion import deletion_curves
 from likethat.metrics.reveal import blurred
 from likethat.run_data import open_test_data
 

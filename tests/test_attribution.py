@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import tiny_model
 from explain_run import TinyRun, make_run
+from pixel_deletion import deletion_curves
 from torch import Tensor
 
 from likethat.classifier import Classifier, load
@@ -30,7 +31,6 @@ from likethat.explaining.attribution import (
 from likethat.explaining.boxes import activation_boxes
 from likethat.explaining.explanation import Explanation, Options, explain
 from likethat.explaining.files import explain_files
-from likethat.metrics.pixel_deletion import deletion_curves
 from likethat.models.protopnet import ProtoPNet
 
 METHODS = ("upsampling", "gradient", "occlusion")
