@@ -13,6 +13,7 @@ from runs import DEFAULT, PAPER, TINY, likethat, make_tiny_birds
 from safetensors.torch import load_file, save_file
 
 import likethat as package
+from likethat.cli import main
 from likethat.errors import UserError
 
 
@@ -260,8 +261,6 @@ def test_bad_images_stop_training_before_any_work_or_are_skipped(birds: Path, tm
         (["train", "DATA", "--out", "x", "--preset", "best"], "best"),
         (["train", "DATA"], "--out"),
         (["fly"], "fly"),
-        (["predict", "RUN", "/nowhere.jpg"], "/nowhere.jpg"),
-        (["predict", "RUN", "DATA/species.json"], "species.json"),
         (["data", "synth", "DATA"], "not empty"),
         (["data", "synth", "x", "--species", "99"], "--species"),
     ],
@@ -274,6 +273,27 @@ def test_mistakes_get_one_sentence_and_exit_code_2(
     done = likethat(*filled, check=2)
     assert words in one_sentence(done.stderr)
     assert done.stdout == ""
+
+
+def test_predict_skips_what_is_no_picture_and_answers_for_the_rest(
+    birds: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def predicted(*arguments: object, check: int = 0) -> tuple[str, str]:
+        assert main(["predict", str(run), *map(str, arguments), "--device", "cpu"]) == check
+        return tuple(capsys.readouterr())
+
+    bad, good = ["/nowhere.jpg", str(birds / "species.json")], sorted((birds / "test").rglob("*.jpg"))[:2]
+    out, err = predicted(good[0], *bad, good[1], good[0])
+    answered = [line.rpartition(":")[0] for line in out.splitlines() if line.startswith("/")]
+    assert answered == [str(good[number]) for number in (0, 1, 0)]
+    assert [line.split(": ")[1] for line in err.splitlines()] == [f"skipped {path}" for path in bad]
+    document = json.loads(predicted(*bad, good[1], "--json")[0])
+    assert document["images"] == json.loads(predicted(good[1], "--json")[0])["images"]
+    assert [entry["path"] for entry in document["skipped"]] == bad
+    assert "cannot be opened" in document["skipped"][0]["reason"]
+    out, err = predicted(*bad, check=2)
+    assert out == ""
+    assert "Nothing was predicted" in err.splitlines()[-1]
 
 
 def test_info_tells_of_the_cycle_that_was_kept(copy: Path) -> None:

@@ -144,12 +144,13 @@ class Classifier:
         for image in images:
             batch.append(self.prepare(image))
             if len(batch) == batch_size:
-                yield from self._predict_batch(batch, level)
+                yield from self.predict_batch(batch, level)
                 batch = []
         if batch:
-            yield from self._predict_batch(batch, level)
+            yield from self.predict_batch(batch, level)
 
-    def _predict_batch(self, batch: Sequence[Prepared], level: float | None) -> Iterator[Prediction]:
+    def predict_batch(self, batch: Sequence[Prepared], level: float | None) -> Iterator[Prediction]:
+        """The classes of pictures that are prepared."""
         outputs = self.outputs(batch)
         logits_BK = summed_logits(outputs).cpu().double()
         score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()

@@ -1,4 +1,4 @@
-"""Explains picture files, many after one another, and writes what was found into a folder."""
+"""Predicts and explains picture files, many after one another, and writes what was found into a folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from likethat.classifier import Classifier, Prepared
+from likethat.classifier import Classifier, Prediction, Prepared
 from likethat.data.check import map_in_threads
 from likethat.data.decode import ImageError, View
 from likethat.data.folder import EXTENSIONS
@@ -24,7 +24,7 @@ KEPT_SIDE = 640  # pixels kept of an explained picture, more than pages and shee
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file that cannot be explained."""
+    """A file that is no picture, or none that can be read."""
 
     path: str
     reason: str
@@ -48,6 +48,18 @@ def find_pictures(sources: Sequence[str]) -> tuple[list[str], list[Skipped]]:
     return list(found), skipped
 
 
+def predict_files(
+    classifier: Classifier, paths: Sequence[str], level: float | None = None
+) -> Iterator[Prediction | Skipped]:
+    """One answer a file, in order."""
+    for start in range(0, len(paths), BATCH):
+        read_B = _read(classifier, paths[start : start + BATCH])
+        good = [found for found in read_B if isinstance(found, Prepared)]
+        predicted = classifier.predict_batch(good, level) if good else iter(())
+        for found in read_B:
+            yield found if isinstance(found, Skipped) else next(predicted)
+
+
 def explain_files(
     classifier: Classifier,
     paths: Sequence[str],
@@ -55,17 +67,10 @@ def explain_files(
     advance: Advance | None = None,
 ) -> Iterator[Explanation | Skipped]:
     """One answer a file, in order. Files are read and explained in batches; few are in memory at any time."""
-
-    def read(path: str) -> Prepared | Skipped:
-        try:
-            return classifier.prepare(path)
-        except ImageError as error:
-            return Skipped(path, error.cause)
-
     step = BATCH if options.attribution == UPSAMPLING else 1  # slow ones show their progress picture by picture
     for start in range(0, len(paths), step):
         names = paths[start : start + step]
-        read_B = list(map_in_threads(read, names))
+        read_B = _read(classifier, names)
         good = {name: prepared for name, prepared in zip(names, read_B, strict=True) if isinstance(prepared, Prepared)}
         explained: Iterator[Explanation] = iter(())
         if good:
@@ -74,6 +79,16 @@ def explain_files(
             yield answer if isinstance(answer, Skipped) else _slim(next(explained))
         if advance:
             advance(start + len(names), len(paths))
+
+
+def _read(classifier: Classifier, paths: Sequence[str]) -> list[Prepared | Skipped]:
+    def read(path: str) -> Prepared | Skipped:
+        try:
+            return classifier.prepare(path)
+        except ImageError as error:
+            return Skipped(path, error.cause)
+
+    return list(map_in_threads(read, paths))
 
 
 def _slim(explanation: Explanation) -> Explanation:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from likethat.distributed import is_first
 
 if TYPE_CHECKING:
+    from likethat.explaining.files import Skipped
     from likethat.progress import Display
 
 DONE, CHECK_FAILED, USERS_MISTAKE, INTERRUPTED = 0, 1, 2, 130
@@ -61,6 +62,11 @@ def display_of(args: argparse.Namespace) -> Display:
 
     unseen = getattr(args, "json", False) and not sys.stderr.isatty()
     return Display(quiet=unseen or not is_first())
+
+
+def tell_skipped(skipped: Iterable[Skipped]) -> None:
+    for entry in skipped:
+        print(f"likethat: skipped {entry.path}: {entry.reason}", file=sys.stderr)
 
 
 def answer(args: argparse.Namespace, document: Any, show: Callable[[], None]) -> None:

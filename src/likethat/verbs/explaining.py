@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
-from likethat.verbs.common import DONE, add_level, add_verb, answer, display_of
+from likethat.verbs.common import DONE, add_level, add_verb, answer, display_of, tell_skipped
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -31,8 +30,7 @@ def explain(args: argparse.Namespace) -> int:
             answered = list(save_sheets(folder, answers, names, args.colours) if folder else answers)
         skipped += [found for found in answered if isinstance(found, Skipped)]
         explanations = [found for found in answered if not isinstance(found, Skipped)]
-        for entry in skipped:
-            print(f"likethat: skipped {entry.path}: {entry.reason}", file=sys.stderr)
+        tell_skipped(skipped)
         if not explanations:
             raise UserError(
                 "Nothing was explained, since no picture was found; name pictures or folders with pictures."

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from likethat.errors import UserError
-from likethat.verbs.common import CHECK_FAILED, DONE, add_level, add_verb, answer, display_of
+from likethat.verbs.common import CHECK_FAILED, DONE, add_level, add_verb, answer, display_of, tell_skipped
 
 
 def evaluate(args: argparse.Namespace) -> int:
@@ -56,11 +56,19 @@ def verify(args: argparse.Namespace) -> int:
 def predict(args: argparse.Namespace) -> int:
     """The class of each picture, with its probability."""
     from likethat.classifier import load
+    from likethat.explaining.files import Skipped, predict_files
     from likethat.summary import print_predictions
 
-    classifier = load(args.run, args.device)
-    predictions = list(zip(args.images, classifier.predict_all(args.images, args.level), strict=True))
-    document = {"images": [{"path": path, **prediction.to_dict()} for path, prediction in predictions]}
+    answered = list(predict_files(load(args.run, args.device), args.images, args.level))
+    skipped = [found for found in answered if isinstance(found, Skipped)]
+    predictions = [
+        (path, found) for path, found in zip(args.images, answered, strict=True) if not isinstance(found, Skipped)
+    ]
+    tell_skipped(skipped)
+    if not predictions:
+        raise UserError("Nothing was predicted, since no picture was found; name pictures.")
+    images = [{"path": path, **prediction.to_dict()} for path, prediction in predictions]
+    document = {"images": images, "skipped": [vars(entry) for entry in skipped]}
     answer(args, document, lambda: print_predictions(predictions))
     return DONE
 
