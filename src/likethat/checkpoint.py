@@ -78,7 +78,8 @@ def check_replaceable(out: Path, marker: str, *, overwrite: bool) -> None:
 
 def write_text(path: Path, text: str) -> None:
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        # File names that are not valid Unicode have no bytes in a text; they are shown with question marks.
+        temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
 def write_json(path: Path, document: Any) -> None:

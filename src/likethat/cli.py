@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shlex
 import sys
@@ -52,6 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names that the output's encoding lacks, or that are not valid Unicode, are escaped, as stderr always does.
+        sys.stdout.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if argv is None else argv
     try:
         args = build_parser().parse_args(arguments)
@@ -77,7 +81,7 @@ def _work_together(args: argparse.Namespace) -> int:
     """As one of the processes that torchrun started. The first one answers."""
     if args.function not in TOGETHER or getattr(args, "interpretability", False):
         raise UserError("Only train, baseline, evaluate and atlas use several processes; start this without torchrun.")
-    with distributed.session(), open(os.devnull, "w") as nowhere:
+    with distributed.session(), open(os.devnull, "w", errors="replace") as nowhere:
         stdout = sys.stdout if distributed.is_first() else nowhere
         with redirect_stdout(stdout):
             return int(args.function(args))
