@@ -75,16 +75,18 @@ def make_run(
     *,
     seed: int = 0,
     nonzero: float = 0.3,
+    ending: str = "",
     **options: object,
 ) -> TinyRun:
-    """Random weights, real projection, real pictures; a share of the connections to other classes is not zero."""
+    """Random weights, real projection, real pictures; a share of the connections to other classes is not zero.
+    Names of pictures have the ending before their extension."""
     torch.manual_seed(seed)
     generator = np.random.default_rng(seed)
     root, path = folder / "data", folder / "run"
     samples, colours = [], {}
     for label in range(len(classes)):
         for number in range(pictures_per_class):
-            name = f"class{label}/{number}.png"
+            name = f"class{label}/{number}{ending}.png"
             colours[name] = generator.integers(0, 256, (*MAP_HW, 3), np.uint8)
             orientation = (label * pictures_per_class + number) % 8 + 1
             box = grid_picture(root / name, colours[name], orientation, cropped=number % 2 == 1)

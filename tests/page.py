@@ -36,7 +36,7 @@ class Page:
         return self.all(selector)[0]
 
     def text(self, selector: str) -> str:
-        script = "return document.querySelector(arguments[0])?.innerText"
+        script = "return document.querySelector(arguments[0])?.innerText.toWellFormed()"  # the driver takes no other
         return str(self.until(lambda: self.driver.execute_script(script, selector), selector))
 
     def click(self, selector: str) -> None:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 import torch
 from explain_run import TinyRun, make_run
+from names import CLASS, FILE, needs_such_names
 from PIL import Image
 from serving import PATIENT, form, gauge, server_of, serving, until
 
@@ -113,6 +114,40 @@ def test_prototypes(run: TinyRun, client: httpx.Client) -> None:
     assert {key: value for key, value in one.items() if key not in ("train", "test")} == document["prototypes"][3]
     assert one["train"] is None, "nobody has searched for neighbours"
     assert client.get("/api/prototypes/99").status_code == 404
+
+
+def test_names_need_not_be_valid_unicode(tmp_path: Path) -> None:
+    needs_such_names(tmp_path)
+    run = make_run(tmp_path, ("finch", CLASS, "wren"), ending=FILE)
+    picture, sent = (run.root / run.samples[0].path).read_bytes(), CLASS.replace("\udcf6", "\ufffd")
+    with serving(load(run.path, "cpu")) as client:
+        assert [entry["name"] for entry in client.get("/api/run").json()["classes"]] == list(run.classes)
+        entries = client.get("/api/prototypes").json()["prototypes"]
+        assert [(entry["class"], entry["path"]) for entry in entries] == [
+            (p.class_name, p.path) for p in run.prototypes
+        ]
+        own = client.get("/api/prototypes", params={"class": sent}).json()["prototypes"]
+        assert own == [entry for entry in entries if entry["class"] == CLASS]
+        assert client.get(f"/api/prototypes/{own[0]['id']}").json()["path"] == own[0]["path"]
+        refused = client.get("/api/prototypes", params={"class": "M?we"})
+        assert refused.status_code == 422
+
+        (image,) = client.post("/api/explain", content=picture, params={"against": sent}).json()["images"]
+        assert CLASS in (image["against"], image["predicted"])
+        assert FILE in image["nearest"][0]["source"]["path"]
+
+        # A client may call its picture so too, by an odd encoding.
+        name = rb'form-data; name="file"; filename="caf\udce9.png"'
+        body = b"--x\r\nContent-Disposition: " + name + b"\r\n\r\n" + picture + b"\r\n--x--\r\n"
+        kind = {"Content-Type": "multipart/form-data; boundary=x; charset=unicode_escape"}
+        (kept,) = client.post("/api/pictures", content=body, headers=kind).json()["pictures"]
+        assert kept["name"] == f"{FILE}.png"
+        answer = client.get(f"/api/pictures/{kept['id']}", params={"class": sent, "against": "finch"}).json()
+        assert [sheet["name"] for sheet in answer["sheets"]] == [CLASS, "finch"]
+        for form_ in ("html", "json", "png"):
+            file = client.get(f"/pictures/{kept['id']}/explanation.{form_}", params={"class": sent})
+            assert file.status_code == 200
+            assert f"caf%3F-explained.{form_}" in file.headers["content-disposition"]
 
 
 def test_mistakes_get_a_sentence(client: httpx.Client, pictures: list[Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from browser import chromium
 from explain_run import make_run
+from names import CLASS, FILE, needs_such_names
 from page import Page
 from runs import DEFAULT, likethat, make_tiny_birds
 from serving import server_of, serving
@@ -370,3 +372,23 @@ def test_the_token_is_asked_for_in_the_browser(browser: Any, run: Path) -> None:
         page.one("input[type=password]").send_keys("a token for this test")
         page.click("button")
         assert page.all(".card"), "the page that was wanted"
+
+
+def test_names_that_are_not_valid_unicode_have_pages(browser: Any, tmp_path: Path) -> None:
+    needs_such_names(tmp_path)
+    made = make_run(tmp_path, ("finch", CLASS, "wren"), ending=FILE)
+    shown = CLASS.replace("\udcf6", "\ufffd")
+    with serving(load(made.path, "cpu")) as client:
+        page = Page(browser, client)
+        page.open("/", ".chips a")
+        page.click(".chips li:nth-child(2) a")
+        page.until(lambda: page.text(".browse-list h2").startswith(shown), "the class alone")
+        assert len(page.all(".browse-list h2")) == 1
+        page.click(".browse-list .card")
+        page.until(lambda: page.text(".one-prototype .soft") == f"A part of {shown}", "its prototype")
+        page.open("/", ".zone")
+        page.upload(shutil.copy(made.root / made.samples[0].path, tmp_path / "mine.png"))
+        page.all(".evidence-row")
+        script = "[...document.querySelectorAll('.classes a')].find(a => a.innerText.toWellFormed().startsWith"
+        page.driver.execute_script(f"{script}(arguments[0])).click()", shown)
+        page.until(lambda: page.text(".evidence-head h2") == f"Evidence for {shown}", "its evidence")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 
 from likethat.explaining.boxes import PERCENTILE
 from likethat.explaining.explanation import Options
 from likethat.serve.problems import Refused, documented
+from likethat.serve.responses import AsciiJSONResponse
 from likethat.serve.schemas import ExplainAnswer, HealthAnswer, OnePrototypeAnswer, PrototypesAnswer
 from likethat.serve.server import Server
 
@@ -51,11 +52,10 @@ def api_routes(server: Server) -> APIRouter:
         maps: Annotated[bool, Query(description="with the similarity map of every prototype")] = False,
         percentile: Annotated[float, Query(ge=0, le=100, description="of a map's pixels outside its box")] = PERCENTILE,
         level: Annotated[float | None, Query(gt=0, lt=1, description="of the prediction sets; 0.95, if none")] = None,
-    ) -> JSONResponse:
+    ) -> AsciiJSONResponse:
         """The same document as `likethat explain --json` prints. Nothing is kept."""
-        server.check_classes(against)
-        options = Options(top_classes, against, percentile=percentile, level=level)
-        return JSONResponse(await server.explain_uploads(request, maps, options))
+        options = Options(top_classes, server.class_named(against), percentile=percentile, level=level)
+        return AsciiJSONResponse(await server.explain_uploads(request, maps, options))
 
     @router.get(
         "/api/prototypes",
@@ -67,8 +67,8 @@ def api_routes(server: Server) -> APIRouter:
         search: Annotated[str, Query(max_length=200, description="part of a class's, prototype's or file's name")] = "",
         start: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
         most: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
-    ) -> JSONResponse:
-        server.check_classes(class_name)
+    ) -> AsciiJSONResponse:
+        class_name = server.class_named(class_name)
         word, catalogue = search.strip().lower(), server.catalogue
         found = [
             entry
@@ -77,19 +77,19 @@ def api_routes(server: Server) -> APIRouter:
             and (not word or any(word in str(entry[key] or "").lower() for key in ("class", "name", "path")))
         ]
         shown = found[start : start + most]
-        return JSONResponse({"count": len(found), "atlas": bool(catalogue.atlas), "prototypes": shown})
+        return AsciiJSONResponse({"count": len(found), "atlas": bool(catalogue.atlas), "prototypes": shown})
 
     @router.get(
         "/api/prototypes/{id}",
         responses={200: {"model": OnePrototypeAnswer}, **documented(403, 404, 422)},
         summary="One prototype with its nearest patches",
     )
-    async def prototype(id: Annotated[int, Path(ge=0, le=10_000_000)]) -> JSONResponse:
-        return JSONResponse({**await find_prototype(server, id), **server.catalogue.neighbours(id)})
+    async def prototype(id: Annotated[int, Path(ge=0, le=10_000_000)]) -> AsciiJSONResponse:
+        return AsciiJSONResponse({**await find_prototype(server, id), **server.catalogue.neighbours(id)})
 
     @router.get("/health", responses={200: {"model": HealthAnswer}, **documented(403)}, summary="Whether it answers")
-    async def health() -> JSONResponse:
-        return JSONResponse({"status": "ok"})
+    async def health() -> AsciiJSONResponse:
+        return AsciiJSONResponse({"status": "ok"})
 
     @router.get(
         "/metrics",

@@ -21,6 +21,7 @@ from likethat.serve.metrics import Counted
 from likethat.serve.neighbours import Neighbours
 from likethat.serve.pages import page_routes, static_files
 from likethat.serve.problems import add_handlers
+from likethat.serve.responses import AsciiJSONResponse
 from likethat.serve.security import Guard
 from likethat.serve.server import Server
 
@@ -53,6 +54,7 @@ def create_app(
         docs_url=None,  # its page would come from another server; /api shows the document without one
         redoc_url=None,
         lifespan=lifespan,
+        default_response_class=AsciiJSONResponse,
     )
     app.state.server = server
     app.include_router(api_routes(server))

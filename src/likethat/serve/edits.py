@@ -6,11 +6,12 @@ import secrets
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from likethat.serve.corrections import Change
 from likethat.serve.problems import Refused
+from likethat.serve.responses import AsciiJSONResponse
 from likethat.serve.security import EDIT_HEADER
 from likethat.serve.server import Server
 
@@ -52,42 +53,42 @@ def edit_routes(server: Server) -> APIRouter:
     guarded = [Depends(from_the_page)]
 
     @router.get("/api/edit")
-    async def state() -> JSONResponse:
+    async def state() -> AsciiJSONResponse:
         if corrections.editor is None:  # its thread is reading images
-            return JSONResponse(corrections.document())
-        return JSONResponse(await corrections.do(corrections.document))
+            return AsciiJSONResponse(corrections.document())
+        return AsciiJSONResponse(await corrections.do(corrections.document))
 
     @router.post("/api/edit/open", dependencies=guarded)
-    async def open_() -> JSONResponse:
+    async def open_() -> AsciiJSONResponse:
         corrections.open()
-        return JSONResponse(corrections.work.to_dict(), 202)
+        return AsciiJSONResponse(corrections.work.to_dict(), 202)
 
     @router.get("/api/atlas")
-    async def atlas_state() -> JSONResponse:
-        return JSONResponse(server.neighbours.work.to_dict())
+    async def atlas_state() -> AsciiJSONResponse:
+        return AsciiJSONResponse(server.neighbours.work.to_dict())
 
     @router.post("/api/atlas", dependencies=guarded)
-    async def search() -> JSONResponse:
+    async def search() -> AsciiJSONResponse:
         server.neighbours.search()
-        return JSONResponse(server.neighbours.work.to_dict(), 202)
+        return AsciiJSONResponse(server.neighbours.work.to_dict(), 202)
 
     @router.post("/api/edit", dependencies=guarded)
-    async def change(asked: ChangeRequest) -> JSONResponse:
-        return JSONResponse(await corrections.do(corrections.change, asked.to_change(), asked.revision))
+    async def change(asked: ChangeRequest) -> AsciiJSONResponse:
+        return AsciiJSONResponse(await corrections.do(corrections.change, asked.to_change(), asked.revision))
 
     @router.post("/api/edit/save", dependencies=guarded)
-    async def save(asked: SaveRequest) -> JSONResponse:
-        return JSONResponse(await corrections.do(corrections.save, asked.name.strip(), asked.revision), 201)
+    async def save(asked: SaveRequest) -> AsciiJSONResponse:
+        return AsciiJSONResponse(await corrections.do(corrections.save, asked.name.strip(), asked.revision), 201)
 
     @router.get("/api/edit/candidates/{id}")
-    async def candidates(id: int) -> JSONResponse:
-        return JSONResponse(await corrections.do(corrections.candidates, id))
+    async def candidates(id: int) -> AsciiJSONResponse:
+        return AsciiJSONResponse(await corrections.do(corrections.candidates, id))
 
     @router.get("/api/edit/effect/{picture}")
-    async def effect(picture: str, name: str | None = None) -> JSONResponse:
-        server.check_classes(name)
+    async def effect(picture: str, name: str | None = None) -> AsciiJSONResponse:
+        name = server.class_named(name)
         kept = server.store.get(picture)
-        return JSONResponse(await corrections.do(corrections.effect, kept.prepared, name))
+        return AsciiJSONResponse(await corrections.do(corrections.effect, kept.prepared, name))
 
     @router.get("/edit/candidates/{id}/{number}.jpg")
     async def candidate_picture(id: int, number: int) -> Response:

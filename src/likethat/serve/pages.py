@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
 
 from likethat.explaining.attribution import TITLES, UPSAMPLING, check_method
 from likethat.explaining.boxes import PERCENTILE
@@ -20,6 +20,7 @@ from likethat.explaining.render import png
 from likethat.serve.answers import Question
 from likethat.serve.api import find_prototype
 from likethat.serve.problems import Refused
+from likethat.serve.responses import AsciiJSONResponse
 from likethat.serve.server import Server
 
 KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html", "svg": "image/svg+xml"}
@@ -75,19 +76,19 @@ def page_routes(server: Server, files: Mapping[str, bytes]) -> APIRouter:
         return Response(data, media_type=KINDS[name.rpartition(".")[2]], headers={"Cache-Control": "no-cache"})
 
     @router.get("/api/run")
-    async def run() -> JSONResponse:
-        return JSONResponse(await server.in_thread(run_document, server))
+    async def run() -> AsciiJSONResponse:
+        return AsciiJSONResponse(await server.in_thread(run_document, server))
 
     @router.post("/api/pictures")
-    async def ask(request: Request) -> JSONResponse:
+    async def ask(request: Request) -> AsciiJSONResponse:
         kept, skipped = await server.keep_uploads(request)
         pictures = [{"id": one.id, "name": one.name, "picture": f"/pictures/{one.id}/picture.jpg"} for one in kept]
-        return JSONResponse({"pictures": pictures, "skipped": [vars(entry) for entry in skipped]}, 201)
+        return AsciiJSONResponse({"pictures": pictures, "skipped": [vars(entry) for entry in skipped]}, 201)
 
     @router.get("/api/pictures/{id}")
-    async def asked(request: Request, id: str, asked: Asked) -> JSONResponse:
-        server.check_classes(asked.name, asked.options.against)
-        return JSONResponse(await server.page_answer(request, server.store.get(id), asked))
+    async def asked(request: Request, id: str, asked: Asked) -> AsciiJSONResponse:
+        asked = server.with_classes(asked)
+        return AsciiJSONResponse(await server.page_answer(request, server.store.get(id), asked))
 
     @router.get("/pictures/{id}/picture.jpg")
     async def picture(id: str) -> Response:
@@ -95,14 +96,14 @@ def page_routes(server: Server, files: Mapping[str, bytes]) -> APIRouter:
 
     @router.get("/pictures/{id}/explanation.{kind}")
     async def download(request: Request, id: str, kind: str, asked: Asked) -> Response:
-        server.check_classes(asked.name, asked.options.against)
+        asked = server.with_classes(asked)
         if kind not in DOWNLOADS:
             raise Refused(404, "An explanation comes as png, html or json.")
         kept = server.store.get(id)
         media_type, form = DOWNLOADS[kind]
         data = await server.download(request, kept, asked, form)
         stem = (kept.name or "picture").rpartition(".")[0] or "picture"
-        disposition = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{kind}', safe='')}"
+        disposition = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{kind}', safe='', errors='replace')}"
         return Response(data, media_type=media_type, headers={"Content-Disposition": disposition})
 
     @router.get("/prototypes/{id}/{kind}.jpg")

@@ -7,12 +7,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from likethat.errors import UserError
+from likethat.serve.responses import AsciiJSONResponse
 
 
 class Problem(BaseModel):
@@ -38,19 +39,19 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def add_handlers(app: FastAPI, page: bytes) -> None:
     """`page` is shown to people who follow an address that leads nowhere; it tells them so."""
 
-    def answer(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
-        return JSONResponse({"detail": detail}, status, headers)
+    def answer(status: int, detail: str, headers: dict[str, str] | None = None) -> AsciiJSONResponse:
+        return AsciiJSONResponse({"detail": detail}, status, headers)
 
     @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> JSONResponse:
+    async def refused(_: Request, error: Refused) -> AsciiJSONResponse:
         return answer(error.status, error.detail, error.headers)
 
     @app.exception_handler(UserError)
-    async def mistake(_: Request, error: UserError) -> JSONResponse:
+    async def mistake(_: Request, error: UserError) -> AsciiJSONResponse:
         return answer(422, str(error))
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(_: Request, error: RequestValidationError) -> AsciiJSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][1:])
         return answer(422, f"{place or 'The request'}: {first['msg']}.")
@@ -62,5 +63,5 @@ def add_handlers(app: FastAPI, page: bytes) -> None:
         return answer(error.status_code, str(error.detail), dict(error.headers or {}))
 
     @app.exception_handler(ClientDisconnect)
-    async def gone(_: Request, __: ClientDisconnect) -> JSONResponse:
+    async def gone(_: Request, __: ClientDisconnect) -> AsciiJSONResponse:
         return answer(499, "The client went away.")  # nobody reads it; the metrics count it

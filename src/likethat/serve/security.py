@@ -10,8 +10,10 @@ import secrets
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from likethat.serve.responses import AsciiJSONResponse
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 COOKIE = "likethat"
@@ -151,7 +153,7 @@ def _same_origin(headers: Headers, host: str) -> bool:
 
 
 def _refused(status: int, detail: str) -> Response:
-    return JSONResponse({"detail": detail}, status)
+    return AsciiJSONResponse({"detail": detail}, status)
 
 
 def new_token() -> str:

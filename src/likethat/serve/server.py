@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from likethat.serve.store import Kept, Store, as_jpeg
 from likethat.serve.uploads import Upload, prepare_upload, read_uploads, status_of
 
 T = TypeVar("T")
+SURROGATE = re.compile("[\ud800-\udfff]")
 THREADS = 2  # decode and draw; few, because a decoded photograph is large
 
 
@@ -55,10 +57,18 @@ class Server:
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
-    def check_classes(self, *names: str | None) -> None:
-        for name in names:
-            if name is not None and name not in self.classifier.classes:
-                raise Refused(422, f"There is no class called '{name}'; GET /api/run lists them.")
+    def class_named(self, name: str | None) -> str | None:
+        """The class that an address names. Addresses have U+FFFD for what is not valid Unicode in a name."""
+        if name is None:
+            return None
+        for own in self.classifier.classes:
+            if SURROGATE.sub("\ufffd", own) == name:
+                return own
+        raise Refused(422, f"There is no class called '{name}'; GET /api/run lists them.")
+
+    def with_classes(self, question: Question) -> Question:
+        options = replace(question.options, against=self.class_named(question.options.against))
+        return Question(self.class_named(question.name), options)
 
     async def explain_uploads(self, request: Request, maps: bool, options: Options) -> dict[str, Any]:
         """The document that `likethat explain --json` prints, of the pictures in a request."""

@@ -1,5 +1,5 @@
 // The page that asks for pictures, and how they get to the server from any page.
-import { make, pretty, problemBox, request, say } from "./dom.js";
+import { address, make, pretty, problemBox, request, say } from "./dom.js";
 
 const SESSION = "likethat-pictures"; // of this tab: the pictures that were asked about, newest first
 
@@ -91,6 +91,6 @@ export async function ask(page) {
     make("section", { class: "knows" },
       make("h2", {}, `It knows ${run.classes.length} classes by ${run.prototypes} prototypes`),
       make("ul", { class: "chips" },
-        ...classes.map(({ name, prototypes }) => make("li", {}, make("a", { href: `/browse?class=${encodeURIComponent(name)}` }, pretty(name), make("small", {}, String(prototypes))))),
+        ...classes.map(({ name, prototypes }) => make("li", {}, make("a", { href: address("/browse", { class: name }) }, pretty(name), make("small", {}, String(prototypes))))),
         run.classes.length > most && make("li", {}, make("a", { href: "/browse" }, `and ${run.classes.length - most} more`)))));
 }

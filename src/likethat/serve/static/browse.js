@@ -1,5 +1,5 @@
 // The atlas: every prototype, by class, with what is known about it.
-import { debounce, make, percent, post, pretty, problemBox, progressBar, readdress, request, say, signed, title, watch } from "./dom.js";
+import { classIn, debounce, make, percent, post, pretty, problemBox, progressBar, readdress, request, say, signed, title, watch } from "./dom.js";
 import { small } from "./stage.js";
 
 const KINDS = {
@@ -56,8 +56,9 @@ export async function browse(page) {
   const { prototypes, atlas } = await request("/api/prototypes", { signal }).finally(() => clearTimeout(waiting));
 
   const search = make("input", { type: "search", id: "search", value: query.get("search") ?? "", placeholder: "Name of a class or prototype", autocomplete: "off" });
+  const chosen = classIn(query, run);
   const classes = make("select", { id: "class" }, make("option", { value: "" }, "all classes"),
-    ...run.classes.map(({ name }) => make("option", { value: name, selected: name === query.get("class") }, pretty(name))));
+    ...run.classes.map(({ name }) => make("option", { value: name, selected: name === chosen }, pretty(name))));
   const choice = (id, options) => make("select", { id }, ...options.map(([value, text]) => make("option", { value, selected: value === query.get(id) }, text)));
   const kind = choice("show", [["", "all prototypes"], ...Object.entries(KINDS).filter(([key]) => atlas || key === "unused").map(([key, [text]]) => [key, text])]);
   const sort = choice("sort", Object.entries(SORTS).filter(([key]) => atlas || key !== "purity").map(([key, [text]]) => [key, text]));

@@ -1,5 +1,5 @@
 // Corrections by a person who knows the subject: what the model may look at, and what the change does to it.
-import { make, percent, post, pretty, problemBox, progressBar, readdress, request, say, signed, title, watch } from "./dom.js";
+import { classIn, make, percent, post, pretty, problemBox, progressBar, readdress, request, say, signed, title, watch } from "./dom.js";
 import { remembered } from "./ask.js";
 import { Panel } from "./panel.js";
 import { small } from "./stage.js";
@@ -48,9 +48,9 @@ function opening({ task, done, total }) {
 class Corrections {
   constructor(page, state) {
     Object.assign(this, { page, state });
-    const { query } = page;
+    const { query, run } = page;
     this.chosen = query.has("prototype") ? Number(query.get("prototype")) : null;
-    this.class = query.get("class") ?? "";
+    this.class = classIn(query, run);
     this.picture = query.get("picture") ?? remembered()[0]?.id ?? null;
     this.bar = make("div", { class: "edit-bar" });
     this.note = make("div", { "aria-live": "polite" });

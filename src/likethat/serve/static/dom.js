@@ -64,6 +64,11 @@ export function address(path, parameters = {}) {
   return query.size ? `${path}?${query}` : path;
 }
 
+/** The class that an address names, or "". Addresses have U+FFFD for what is not valid Unicode in a name. */
+export function classIn(query, run) {
+  return run.classes.find(({ name }) => name.replace(/\p{Surrogate}/gu, "\ufffd") === query.get("class"))?.name ?? "";
+}
+
 /** Changes the address without leaving the page. */
 export function readdress(parameters) {
   history.replaceState(null, "", address(location.pathname, parameters));

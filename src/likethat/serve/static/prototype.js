@@ -1,5 +1,5 @@
 // One prototype: where it comes from, what it is connected to, and which patches are nearest to it.
-import { make, pretty, request, signed, title } from "./dom.js";
+import { address, make, pretty, request, signed, title } from "./dom.js";
 import { Stage, small } from "./stage.js";
 import { card, noAtlas } from "./browse.js";
 
@@ -24,13 +24,13 @@ function strip(name, neighbours, own) {
 export async function prototype(page) {
   const { main, run, part, signal } = page;
   const [entry, { prototypes: siblings }] = await request(`/api/prototypes/${part}`, { signal })
-    .then(async (entry) => [entry, await request(`/api/prototypes?class=${encodeURIComponent(entry.class)}`, { signal })]);
+    .then(async (entry) => [entry, await request(address("/api/prototypes", { class: entry.class }), { signal })]);
   document.title = `${title(entry.id, entry.name)} of ${pretty(entry.class)} – ${run.name}`;
   const source = new Stage(entry.source, entry.source_size, `training picture ${entry.path}`, "min(24rem, 55vh)");
   source.box(entry.source_box);
   const others = Object.entries(entry.other_weights).sort(([, a], [, b]) => Math.abs(b) - Math.abs(a));
   const facts = [
-    ["Class", make("a", { href: `/browse?class=${encodeURIComponent(entry.class)}` }, pretty(entry.class))],
+    ["Class", make("a", { href: address("/browse", { class: entry.class }) }, pretty(entry.class))],
     ["Connection to it", signed(entry.weight)],
     ...others.slice(0, 5).map(([name, weight]) => [`to ${pretty(name)}`, signed(weight)]),
     others.length > 5 ? [`to ${others.length - 5} more`, "weaker"] : null,
@@ -42,7 +42,7 @@ export async function prototype(page) {
   ].filter(Boolean);
   const step = (id, text, rel) => (id >= 0 && id < run.prototypes ? make("a", { class: "button", href: `/prototypes/${id}`, rel }, text) : "");
   main.replaceChildren(
-    make("div", { class: "crumbs" }, make("a", { href: "/browse" }, "Prototypes"), " / ", make("a", { href: `/browse?class=${encodeURIComponent(entry.class)}` }, pretty(entry.class)),
+    make("div", { class: "crumbs" }, make("a", { href: "/browse" }, "Prototypes"), " / ", make("a", { href: address("/browse", { class: entry.class }) }, pretty(entry.class)),
       make("span", { class: "steps" }, step(entry.id - 1, "← Previous", "prev"), step(entry.id + 1, "Next →", "next"))),
     make("div", { class: "one-prototype" },
       make("figure", {}, source.node, make("figcaption", {}, "The training picture, with the prototype lit")),
