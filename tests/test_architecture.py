@@ -13,7 +13,7 @@ ROOT = Path(likethat.__file__).parent
 
 # From the ground up: a module imports from its own layer or from those before it, never from those after it.
 LAYERS = [
-    {"errors", "values", "config", "distributed", "runtime", "progress", ""},
+    {"errors", "values", "config", "distributed", "runtime", "progress", "made", ""},
     {"data"},
     {"models", "checkpoint"},
     {"run_dir"},

@@ -142,6 +142,37 @@ def test_a_class_may_be_called_train(tmp_path):
     assert open_dataset(tmp_path).classes == ("bus", "test", "train")
 
 
+RUN = '{"format": 1, "likethat": "0.1.0"}'
+
+
+@pytest.mark.parametrize("place", ["run", "runs/first", "a/run", "train"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"config.json": RUN, "prototypes/0.jpg": ""},
+        {"checkpoints/pixels.npy": ""},
+        {"explanations.html": "", "explanations.json": "{}", "owl.png": ""},
+        {"index.html": "", "atlas.json": "{}", "pictures/0.webp": ""},
+        {"table.md": "", "table.json": "{}", "seed0/resnet34/plain.log": ""},
+    ],
+    ids=["run", "begun", "explanations", "atlas", "study"],
+)
+def test_what_likethat_made_among_the_images_is_left_out(tmp_path, place, made):
+    fill(tmp_path, *numbered("a", 5), *numbered("b", 5))
+    before = open_dataset(tmp_path)
+    for name, text in made.items():
+        fill(tmp_path / place, name)
+        (tmp_path / place / name).write_text(text)
+    assert open_dataset(tmp_path) == before
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "vit"}', '{"format": 1}', "[]", "{"])
+def test_other_programs_files_do_not_hide_a_class(tmp_path, text):
+    fill(tmp_path, *numbered("a", 5), *numbered("b", 5), "b/table.json", "b/atlas.json")
+    (tmp_path / "b" / "config.json").write_text(text)
+    assert open_dataset(tmp_path).classes == ("a", "b")
+
+
 def test_linked_folders_are_followed_but_not_in_circles(tmp_path):
     fill(tmp_path, *numbered("elsewhere/pictures", 4), *numbered("set/a", 4))
     os.symlink(tmp_path / "elsewhere/pictures", tmp_path / "set/b")

@@ -204,6 +204,24 @@ def test_existing_folders_are_not_lost(birds: Path, run: Path, tmp_path: Path) -
     assert "finished already" in likethat("train", birds, "--out", run, *DEFAULT, "--resume").stderr
 
 
+def test_runs_may_be_kept_among_the_images(birds: Path, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    shutil.copytree(birds / "train", flat)
+    run = flat / "run"
+    likethat("train", flat, "--out", run, *DEFAULT)
+    likethat("atlas", run, "--out", flat / "atlas")
+    likethat("explain", run, next(flat.glob("*/*.jpg")), "--out", flat / "explanations")
+    likethat("evaluate", run)
+    likethat("prune", run, "--keep-one", "--out", flat / "smaller" / "pruned")
+    likethat("train", flat, "--out", flat / "runs" / "again", *DEFAULT)
+    weights = (run / "model.safetensors").read_bytes()
+    assert (flat / "runs" / "again" / "model.safetensors").read_bytes() == weights
+    for name in ("report.html", "model.safetensors"):
+        (run / name).unlink()
+    likethat("train", flat, "--out", run, *DEFAULT, "--resume")
+    assert (run / "model.safetensors").read_bytes() == weights
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -51,12 +51,14 @@ def whole_folder(out: Path, marker: str, *, overwrite: bool) -> Iterator[Path]:
     """
     check_replaceable(out, marker, overwrite=overwrite)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+        # Parents are made at the end: until then they would be empty folders, classes if they lie among images.
+        there = next(parent for parent in out.absolute().parents if parent.exists())
+        with tempfile.TemporaryDirectory(dir=there, prefix=f".{out.name}.") as temporary:
             # The folder has its final name from the start, so that what is written in it may mention it.
             new, old = Path(temporary) / out.resolve().name, Path(temporary) / ".replaced"
             new.mkdir()
             yield new
+            out.parent.mkdir(parents=True, exist_ok=True)
             if out.exists():
                 out.rename(old)
             new.rename(out)

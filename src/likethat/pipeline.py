@@ -153,6 +153,7 @@ def prepare(
         val_fraction=config.data.val_fraction,
         test_fraction=config.data.test_fraction,
     )
+    barrier()  # so that no process takes what another one begins among the images for a class
     height, width = config.model.input_size
     too_large = len(dataset.all_samples()) * height * width * 3 > MEMORY_SHARE * physical_memory()
     with display.task("reading images") as advance:

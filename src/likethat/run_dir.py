@@ -14,11 +14,11 @@ from likethat import __version__
 from likethat.checkpoint import load_tensors, read_json, write_json
 from likethat.config import Config, from_dict
 from likethat.errors import UserError
+from likethat.made import CHECKPOINTS, CONFIG, is_begun
 
 FORMAT = 1
 PROTOPNET, COMBINED, BASELINE = "protopnet", "combined", "baseline"  # kinds of runs
 
-CONFIG = "config.json"
 MODEL = "model.safetensors"
 PROTOTYPES = "prototypes.json"
 PICTURES = "prototypes"
@@ -30,10 +30,10 @@ INTERPRETABILITY = "interpretability.json"  # what `evaluate --interpretability`
 CALIBRATION = "calibration.json"  # how validation images did, for promises about new ones
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
 MEMBERS = "members"
-STATE = "checkpoints/state.safetensors"
-PIXELS = "checkpoints/pixels.npy"
-SCORES = "checkpoints/scores.f16"
-MAPS = "checkpoints/maps.f16"
+STATE = f"{CHECKPOINTS}/state.safetensors"
+PIXELS = f"{CHECKPOINTS}/pixels.npy"
+SCORES = f"{CHECKPOINTS}/scores.f16"
+MAPS = f"{CHECKPOINTS}/maps.f16"
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,7 @@ def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
     """Refuses a folder that holds something, unless it is a run and was asked for; touches nothing."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; choose another --out.")
-    checkpoints = Path(STATE).parent.name  # all that a run stopped while it read its images leaves
-    if not out.is_dir() or not {path.name for path in out.iterdir()} - {checkpoints}:
+    if not out.is_dir() or not any(out.iterdir()) or is_begun(out):
         return
     if not (out / CONFIG).is_file():
         raise UserError(f"{out} is not empty and not a run folder; choose another --out.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from likethat.data.dataset import DataSet, Sample, hold_out
 from likethat.errors import UserError
+from likethat.made import is_made
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 PART_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
@@ -57,8 +58,10 @@ def _part_folders(root: Path) -> dict[str, Path]:
 
 
 def _class_folders(folder: Path) -> list[str]:
+    """All but hidden ones, and runs and the like that are kept beside the images."""
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+        names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    return sorted(name for name in names if not is_made(folder / name))
 
 
 def _files_by_class(folder: Path) -> dict[str, list[str]]:
@@ -66,7 +69,9 @@ def _files_by_class(folder: Path) -> dict[str, list[str]]:
     files = {}
     for name in _class_folders(folder):
         start = os.path.join(folder, name)
-        files[name] = sorted(_image_files(start, "", (os.path.realpath(start),)))
+        paths = sorted(_image_files(start, "", (os.path.realpath(start),)))
+        if paths or not any(is_made(Path(inside)) for inside, _, _ in os.walk(start)):  # not a folder for runs alone
+            files[name] = paths
     return files
 
 
@@ -79,7 +84,7 @@ def _image_files(start: str, inside: str, parents: tuple[str, ...]) -> Iterator[
             path = f"{inside}/{entry.name}" if inside else entry.name
             if entry.is_dir():
                 real_path = os.path.realpath(entry.path)
-                if real_path not in parents:
+                if real_path not in parents and not is_made(Path(entry.path)):
                     yield from _image_files(start, path, (*parents, real_path))
             elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
                 yield path

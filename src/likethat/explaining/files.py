@@ -15,9 +15,10 @@ from likethat.data.folder import EXTENSIONS
 from likethat.explaining.attribution import UPSAMPLING
 from likethat.explaining.explanation import USUAL, Explanation, Options, explain_batch
 from likethat.explaining.render import shrink
+from likethat.made import EXPLANATIONS
 from likethat.progress import Advance
 
-PAGE, DATA = "explanations.html", "explanations.json"
+PAGE, DATA = EXPLANATIONS
 BATCH = 16
 KEPT_SIDE = 640  # pixels kept of an explained picture, more than pages and sheets show
 

@@ -20,9 +20,10 @@ from likethat.data.decode import Box, View, read_image, to_input
 from likethat.explaining.atlas import Atlas, Entry, Neighbour
 from likethat.explaining.page import write_page
 from likethat.explaining.render import in_shares, read_picture, seen_part, shrink
+from likethat.made import ATLAS
 from likethat.progress import Advance
 
-PAGE, DATA, PICTURES = "index.html", "atlas.json", "pictures"
+(PAGE, DATA), PICTURES = ATLAS, "pictures"
 BUDGET = 30_000_000  # bytes for all pictures that neighbours lie in: an atlas of thousands is still easy to send
 BYTES_PER_PIXEL = 0.2  # of a photograph as WebP
 LEAST_SIDE, MOST_SIDE, CROP_SIDE = 96, 256, 112

@@ -9,6 +9,7 @@ from typing import Any
 from likethat.checkpoint import write_json, write_text
 from likethat.data.dataset import open_dataset
 from likethat.errors import UserError
+from likethat.made import TABLE
 from likethat.progress import Display
 from likethat.reproduction import OWN_OPTIONS
 from likethat.reproduction.picture import draw_table
@@ -16,8 +17,6 @@ from likethat.reproduction.plan import Study, check_study, make_tasks
 from likethat.reproduction.schedule import Times, is_finished, load_times, run_tasks
 from likethat.reproduction.table import gather, to_document, to_markdown
 from likethat.runtime import resolve_device, stop_on_signals
-
-TABLE = "table"  # .md, .json and .svg
 
 
 def reproduce(

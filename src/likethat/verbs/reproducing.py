@@ -14,7 +14,8 @@ from likethat.verbs.training import add_options
 
 def reproduce(args: argparse.Namespace) -> int:
     """Compare plain classifiers and ProtoPNets over backbones and seeds: the paper's Table 1 for your data."""
-    from likethat.reproduction.study import TABLE, reproduce
+    from likethat.made import TABLE
+    from likethat.reproduction.study import reproduce
 
     options = {name: getattr(args, name) for name in config.options() if name not in OWN_OPTIONS}
     document = reproduce(

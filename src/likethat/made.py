@@ -1,0 +1,43 @@
+"""Folders that likethat made, told from the user's own."""
+
+import json
+import os
+from pathlib import Path
+
+CONFIG = "config.json"
+CHECKPOINTS = "checkpoints"
+EXPLANATIONS = ("explanations.html", "explanations.json")
+ATLAS = ("index.html", "atlas.json")
+TABLE = "table"  # of a study: .md, .json and .svg
+STUDY = (f"{TABLE}.md", f"{TABLE}.json")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether its config.json is a run's; many other programs write files of that name."""
+    try:
+        document = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and isinstance(document.get("format"), int) and "likethat" in document
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether it holds no more than what a run leaves that is stopped while it reads its images."""
+    return (folder / CHECKPOINTS).is_dir() and len(os.listdir(folder)) == 1
+
+
+def is_explanations(folder: Path) -> bool:
+    return _has(folder, EXPLANATIONS)
+
+
+def is_atlas(folder: Path) -> bool:
+    return _has(folder, ATLAS)
+
+
+def is_made(folder: Path) -> bool:
+    """Whether it is a run, begun or finished, or holds explanations, an atlas or a study: not the user's pictures."""
+    return is_run(folder) or is_begun(folder) or any(_has(folder, names) for names in (EXPLANATIONS, ATLAS, STUDY))
+
+
+def _has(folder: Path, names: tuple[str, ...]) -> bool:
+    return all((folder / name).is_file() for name in names)
