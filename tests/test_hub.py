@@ -117,6 +117,16 @@ def test_mistakes_are_told(run: Path, given: Path, tmp_path: Path) -> None:
     model = likethat.load(run, "cpu")
     with pytest.raises(UserError, match="--overwrite"):
         model.save_pretrained(given)
+    shutil.copytree(given, tmp_path / "clone")
+    (tmp_path / "clone" / ".git").mkdir()
+    with pytest.raises(UserError, match="git repository"):
+        model.save_pretrained(tmp_path / "clone", overwrite=True)
+    assert (tmp_path / "clone" / ".git").is_dir()
+    (tmp_path / "vit").mkdir()
+    (tmp_path / "vit" / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(UserError, match="not replaced"):
+        model.save_pretrained(tmp_path / "vit", overwrite=True)
+    assert (tmp_path / "vit" / "config.json").is_file()
     with pytest.raises(UserError, match="lie in one another"):
         model.save_pretrained(run / "inside")
     with torch.no_grad():

@@ -222,6 +222,39 @@ def test_runs_may_be_kept_among_the_images(birds: Path, tmp_path: Path) -> None:
     assert (run / "model.safetensors").read_bytes() == weights
 
 
+@pytest.mark.parametrize("verb", ["train", "baseline", "prune", "combine", "edit", "demo"])
+def test_a_config_file_of_another_program_makes_no_run(
+    birds: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    mine = tmp_path / "run"
+    mine.mkdir()
+    (mine / "config.json").write_text('{"model_type": "vit", "architectures": ["ViTModel"]}')
+    (mine / "chapter1.txt").write_text("years of work")
+    words: dict[str, list[object]] = {
+        "train": [birds, *DEFAULT],
+        "baseline": [birds, *DEFAULT],
+        "prune": [run],
+        "combine": [run, run],
+        "edit": [run, "--ban", 0, "--why", "test"],
+        "demo": [],
+    }
+    out = tmp_path if verb == "demo" else mine
+    assert main([verb, *map(str, words[verb]), "--out", str(out), "--overwrite"]) == 2
+    assert "another --out" in one_sentence(capsys.readouterr().err)
+    assert sorted(path.name for path in mine.iterdir()) == ["chapter1.txt", "config.json"]
+
+
+def test_a_run_under_version_control_is_not_overwritten(
+    birds: Path, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copy / ".git").mkdir()
+    command = ["train", str(birds), "--out", str(copy), *DEFAULT]
+    assert main([*command, "--overwrite"]) == 2
+    assert "history would be lost" in one_sentence(capsys.readouterr().err)
+    assert (copy / "model.safetensors").is_file()
+    assert main([*command, "--resume"]) == 0
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def whole_folder(out: Path, marker: str, *, overwrite: bool) -> Iterator[Path]:
+def whole_folder(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bool) -> Iterator[Path]:
     """A folder to fill that takes the place of `out` when the block succeeds, and is gone when it does not.
 
-    A folder that is not empty is replaced on request only, and only if it has the file `marker`: then it is an
-    earlier one of the same kind, and not something of the user's.
+    A folder that is not empty is replaced on request only, and only if `is_earlier` says that it is an earlier one of
+    the same kind, and not something of the user's.
     """
-    check_replaceable(out, marker, overwrite=overwrite)
+    check_replaceable(out, is_earlier, overwrite=overwrite)
     try:
         # Parents are made at the end: until then they would be empty folders, classes if they lie among images.
         there = next(parent for parent in out.absolute().parents if parent.exists())
@@ -67,15 +67,22 @@ def whole_folder(out: Path, marker: str, *, overwrite: bool) -> Iterator[Path]:
         raise UserError(f"{out} could not be written ({shown}); make room or choose another --out.") from error
 
 
-def check_replaceable(out: Path, marker: str, *, overwrite: bool) -> None:
+def check_replaceable(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bool) -> None:
     """What `whole_folder` refuses, to be told before long work."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; choose another --out.")
     if out.is_dir() and any(out.iterdir()):
-        if not (out / marker).is_file():
-            raise UserError(f"{out} is not empty and has no {marker}, so it is not replaced; choose another --out.")
+        if not is_earlier(out):
+            raise UserError(f"{out} holds something else, so it is not replaced; choose another --out.")
         if not overwrite:
             raise UserError(f"{out} is there already; pass --overwrite to replace it, or another --out.")
+        check_no_history(out)
+
+
+def check_no_history(out: Path) -> None:
+    """Refuses to replace a folder under version control, such as the clone of a repository of the hub."""
+    if (out / ".git").exists():
+        raise UserError(f"{out} is a git repository, whose history would be lost; choose another --out.")
 
 
 def write_text(path: Path, text: str) -> None:

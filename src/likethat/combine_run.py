@@ -16,6 +16,7 @@ from likethat.checkpoint import whole_folder
 from likethat.classifier import Classifier, load
 from likethat.data.dataset import DataSet
 from likethat.errors import UserError
+from likethat.made import is_run
 from likethat.metrics.accuracy import logits_of
 from likethat.pipeline import conclude
 from likethat.progress import Display
@@ -52,7 +53,7 @@ def combine(
     if any(out.resolve().is_relative_to(part.path.resolve()) for part in parts):
         raise UserError(f"{out} lies inside a run that is to be combined; choose another --out.")
     _check_alike(parts)
-    with whole_folder(out, run_dir.CONFIG, overwrite=overwrite) as target:
+    with whole_folder(out, is_run, overwrite=overwrite) as target:
         for number, part in enumerate(parts):
             _copy_member(part, parts[0].record.data.classes, target / run_dir.MEMBERS / str(number))
         folders = [f"{run_dir.MEMBERS}/{number}" for number in range(len(parts))]

@@ -10,6 +10,7 @@ from typing import Any
 from likethat import run_dir
 from likethat.data.synth import make_birds
 from likethat.errors import UserError
+from likethat.made import is_run
 from likethat.pipeline import train
 from likethat.progress import Display
 from likethat.run_data import verify_run
@@ -24,8 +25,8 @@ def run_demo(out: Path, *, device: str, overwrite: bool, display: Display) -> No
     """Data under OUT/birds, run under OUT/run."""
     started = time.monotonic()
     birds, run = out / "birds", out / "run"
-    for folder, marker in ((birds, "species.json"), (run, run_dir.CONFIG)):
-        if folder.exists() and not (overwrite and (folder / marker).is_file()):
+    for folder, is_earlier in ((birds, (birds / "species.json").is_file()), (run, is_run(run))):
+        if folder.exists() and not (overwrite and is_earlier):
             raise UserError(
                 f"{folder} is there already; pass --overwrite to replace an earlier demo, or choose another --out."
             )

@@ -35,6 +35,7 @@ from likethat.errors import UserError
 from likethat.explaining.boxes import cell_box
 from likethat.explaining.gallery import SOURCE_SIDE
 from likethat.explaining.render import seen_part, shrink
+from likethat.made import is_run
 from likethat.metrics.accuracy import logits_of
 from likethat.pipeline import conclude
 from likethat.progress import Display
@@ -196,7 +197,7 @@ class Editor:
         record, weight_KP, classifier = self._workshop.record, self.state.weight_KP, self.classifier
         network, prototypes = classifier.networks[0], classifier.prototypes
         class_P = network.prototype_layer.class_P
-        with whole_folder(out, run_dir.CONFIG, overwrite=overwrite) as target:
+        with whole_folder(out, is_run, overwrite=overwrite) as target:
             all_p = torch.arange(len(class_P))
             write_network(target, record, network, all_p, class_P, weight_KP, prototypes, run)
             write_history(target, run_dir.read_edits(run), self.history)
@@ -298,7 +299,7 @@ def check_out(run: Path, out: Path, *, overwrite: bool) -> None:
     new, old = out.resolve(), run.resolve()
     if new.is_relative_to(old) or old.is_relative_to(new):
         raise UserError(f"Writing {out} would change {run}, which stays as it is; choose another --out.")
-    check_replaceable(out, run_dir.CONFIG, overwrite=overwrite)
+    check_replaceable(out, is_run, overwrite=overwrite)
 
 
 def open_editor(

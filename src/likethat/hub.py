@@ -14,6 +14,7 @@ from likethat import run_dir
 from likethat.checkpoint import copy_state, load_tensors, read_json, whole_folder, write_json, write_text
 from likethat.classifier import Classifier, load
 from likethat.errors import UserError
+from likethat.made import is_run
 from likethat.model_card import write_card
 
 # What a model needs and what tells about it. Checkpoints, pages and the history with people's names stay at home.
@@ -28,7 +29,7 @@ def save_pretrained(classifier: Classifier, folder: str | Path, *, overwrite: bo
     if folder.resolve().is_relative_to(run.resolve()) or run.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{folder} and the run {run} lie in one another; choose another folder.")
     _check_unchanged(classifier)
-    with whole_folder(folder, run_dir.CONFIG, overwrite=overwrite) as target:
+    with whole_folder(folder, is_run, overwrite=overwrite) as target:
         for part in {".", *run_dir.read_record(run).member_folders()}:
             _copy(run / part, target / part)
         write_card(target)

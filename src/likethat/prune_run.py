@@ -17,6 +17,7 @@ from likethat.classifier import load
 from likethat.config import TrainConfig
 from likethat.data.dataset import PARTS
 from likethat.errors import UserError
+from likethat.made import is_run
 from likethat.pipeline import conclude
 from likethat.progress import Display
 from likethat.report.path import draw_path
@@ -72,7 +73,7 @@ def prune(
     if not 1 <= threshold <= k:
         raise UserError(f"--threshold must lie between 1 and --k, which is {k}; {threshold} does not.")
     classifier = load(run, device)
-    with whole_folder(out, run_dir.CONFIG, overwrite=overwrite) as target:
+    with whole_folder(out, is_run, overwrite=overwrite) as target:
         count = len(classifier.networks)
         nearest, scratch = k if budget is None else None, target.parent  # which goes when all is done
         members = [open_member(classifier, n, data, scratch, display, nearest=nearest) for n in range(count)]

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from likethat import __version__
-from likethat.checkpoint import load_tensors, read_json, write_json
+from likethat.checkpoint import check_no_history, load_tensors, read_json, write_json
 from likethat.config import Config, from_dict
 from likethat.errors import UserError
-from likethat.made import CHECKPOINTS, CONFIG, is_begun
+from likethat.made import CHECKPOINTS, CONFIG, is_begun, is_run
 
 FORMAT = 1
 PROTOPNET, COMBINED, BASELINE = "protopnet", "combined", "baseline"  # kinds of runs
@@ -118,12 +118,14 @@ def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
         raise UserError(f"{out} is a file; choose another --out.")
     if not out.is_dir() or not any(out.iterdir()) or is_begun(out):
         return
-    if not (out / CONFIG).is_file():
+    if not is_run(out):
         raise UserError(f"{out} is not empty and not a run folder; choose another --out.")
     if not overwrite and not resume:
         raise UserError(
             f"{out} is not empty; pass --resume to go on with it, --overwrite to replace it, or another --out."
         )
+    if not resume:
+        check_no_history(out)
 
 
 def clear_out(out: Path) -> None:

@@ -18,9 +18,10 @@ def explain(args: argparse.Namespace) -> int:
     from likethat.explaining.explanation import Options
     from likethat.explaining.files import DATA, PAGE, Skipped, explain_files, find_pictures, save_sheets, sheet_names
     from likethat.explaining.page import write_explanations
+    from likethat.made import is_explanations
 
     out: Path | None = args.out or (None if args.json else Path("explanations"))
-    with whole_folder(out, DATA, overwrite=args.overwrite) if out else nullcontext() as folder:
+    with whole_folder(out, is_explanations, overwrite=args.overwrite) if out else nullcontext() as folder:
         classifier = load(args.run, args.device)
         paths, skipped = find_pictures(args.images)
         names = sheet_names(paths) if folder else {}
@@ -60,13 +61,14 @@ def atlas(args: argparse.Namespace) -> int:
     from likethat.classifier import load
     from likethat.distributed import is_first
     from likethat.explaining.atlas import check_unchanged, make_atlas
-    from likethat.report.atlas import DATA, PAGE, write_atlas
+    from likethat.made import is_atlas
+    from likethat.report.atlas import PAGE, write_atlas
     from likethat.run_data import open_run_data
 
     classifier = load(args.run, args.device)
     out: Path = args.out or args.run / "atlas"
     display = display_of(args)
-    with whole_folder(out, DATA, overwrite=args.overwrite) if is_first() else nullcontext() as folder:
+    with whole_folder(out, is_atlas, overwrite=args.overwrite) if is_first() else nullcontext() as folder:
         dataset = open_run_data(classifier, args.data)
         check_unchanged(classifier, dataset)
         made = make_atlas(classifier, dataset, args.k, display)
