@@ -244,6 +244,18 @@ def test_a_config_file_of_another_program_makes_no_run(
     assert sorted(path.name for path in mine.iterdir()) == ["chapter1.txt", "config.json"]
 
 
+def test_links_in_an_overwritten_run_go_and_what_they_point_to_stays(birds: Path, copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "album").mkdir()
+    (tmp_path / "album" / "owl.jpg").write_bytes(b"owl")
+    (copy / "album").symlink_to(tmp_path / "album")
+    (copy / "owl.jpg").symlink_to(tmp_path / "album" / "owl.jpg")
+    (copy / "broken").symlink_to(tmp_path / "nowhere")
+    (copy / "prototypes" / "album").symlink_to(tmp_path / "album")
+    assert main(["train", str(birds), "--out", str(copy), *DEFAULT, "--overwrite"]) == 0
+    assert not [path for path in copy.rglob("*") if path.is_symlink()]
+    assert (tmp_path / "album" / "owl.jpg").read_bytes() == b"owl"
+
+
 def test_a_run_under_version_control_is_not_overwritten(
     birds: Path, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,10 +131,12 @@ def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
 def clear_out(out: Path) -> None:
     """Empties a run folder that is overwritten, but for the pixels that were read for the new run."""
     for path in out.iterdir() if out.is_dir() else ():
-        if path.is_dir() and path.name != Path(PIXELS).parent.name:
+        if path.name == CHECKPOINTS and path.is_dir():
+            continue
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.is_file():
-            path.unlink()
+        else:
+            path.unlink()  # of a link, never what it points to
     (out / STATE).unlink(missing_ok=True)
 
 
