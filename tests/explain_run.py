@@ -18,7 +18,7 @@ from likethat.config import resolve
 from likethat.data.dataset import Sample
 from likethat.data.decode import read_image, to_input
 from likethat.data.loaders import Images
-from likethat.explaining.gallery import save_prototypes
+from likethat.explaining.gallery import draw_prototypes, save_prototypes
 from likethat.models.protopnet import ProtoPNet, create_protopnet
 from likethat.run_dir import DataRecord, RunRecord
 from likethat.training.project import project
@@ -110,7 +110,8 @@ def make_run(
     save_tensors(path / run_dir.MODEL, model.state_dict())
     (path / run_dir.PICTURES).mkdir()
     (path / run_dir.PICTURES / "0099.jpg").write_bytes(b"of an earlier projection")
-    prototypes = save_prototypes(path, model, projection, samples, root, sha256, classes)
+    prototypes = draw_prototypes(path, model, projection, samples, root, sha256, classes)
+    save_prototypes(path, prototypes)
     return TinyRun(path, root, classes, tuple(samples), colours, model, prototypes)
 
 

@@ -21,7 +21,7 @@ from likethat.data.loaders import Images, hold
 from likethat.distributed import barrier, is_first, world
 from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation, explain_batch
-from likethat.explaining.gallery import save_prototypes
+from likethat.explaining.gallery import draw_prototypes, save_prototypes
 from likethat.metrics.accuracy import Evaluation, evaluate_logits
 from likethat.models.backbone import place
 from likethat.models.baseline import PlainClassifier
@@ -257,7 +257,9 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
         return load(out, str(test.device))
     remove_cache(out / run_dir.PIXELS)
     save_tensors(out / run_dir.MODEL, model.state_dict())
-    save_prototypes(out, model, progress.best_projection, dataset.train, dataset.root, prepared.sha256, dataset.classes)
+    sources = (dataset.train, dataset.root, prepared.sha256, dataset.classes)
+    with display.task("pictures of prototypes") as advance:
+        save_prototypes(out, draw_prototypes(out, model, progress.best_projection, *sources, advance))
     classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)
     barrier()
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")

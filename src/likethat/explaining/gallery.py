@@ -27,21 +27,10 @@ CROP_SIDE, SOURCE_SIDE = 160, 256  # pixels of the small pictures, at most
 BATCH = 32
 
 
-def save_prototypes(
-    run: Path,
-    model: ProtoPNet,
-    projection: Projection,
-    samples: Sequence[Sample],
-    root: Path,
-    sha256: Mapping[str, str],
-    classes: Sequence[str],
-    advance: Advance | None = None,
-) -> list[Prototype]:
-    """Writes the pictures of all prototypes and then prototypes.json. `samples` are the training images."""
-    prototypes = draw_prototypes(run, model, projection, samples, root, sha256, classes, advance)
+def save_prototypes(run: Path, prototypes: Sequence[Prototype]) -> None:
+    """Writes prototypes.json, once the pictures are drawn; those of an earlier projection go."""
     write_json(run / run_dir.PROTOTYPES, {"prototypes": [asdict(prototype) for prototype in prototypes]})
     _remove_others(run, prototypes)
-    return prototypes
 
 
 @torch.no_grad()
@@ -55,7 +44,8 @@ def draw_prototypes(
     classes: Sequence[str],
     advance: Advance | None = None,
 ) -> list[Prototype]:
-    """The facts about all prototypes of the model; their pictures are written into the folder `run`."""
+    """The facts about all prototypes of the model; their pictures are written into the folder `run`. `samples` are the
+    training images."""
     model.eval()
     layer, size_hw = model.prototype_layer, model.backbone.input_size
     of_image: dict[int, list[int]] = {}
