@@ -106,6 +106,7 @@ def test_what_is_no_picture_is_told_and_the_rest_done(
     Image.new("RGB", (30_000, 2)).save(folder / "wide.png")
     Image.new("RGB", (1, 1), "red").save(folder / "dot.png")
     shutil.copy(pictures[0], folder / "deep" / "good.JPG")
+    shutil.copytree(run, folder / "deep" / "run")  # with pictures of prototypes
     (tmp_path / "empty").mkdir()
     named = (tmp_path / "gone.jpg", tmp_path / "empty", folder, folder / "notes.txt")
     assert main(["explain", str(run), *map(str, named), "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
@@ -118,15 +119,16 @@ def test_what_is_no_picture_is_told_and_the_rest_done(
     reasons = {entry["path"]: entry["reason"] for entry in document["skipped"]}
     assert set(reasons) == {
         *(str(path) for path in named[:2]),
-        *(str(folder / name) for name in ("notes.txt", "web.png", "deep/cut.jpg", "wide.png")),
+        *(str(folder / name) for name in ("notes.txt", "web.png", "deep/cut.jpg", "deep/run", "wide.png")),
     }
     assert "cannot be opened" in reasons[str(named[0])]
     assert "empty" in reasons[str(named[1])]
     assert "web page" in reasons[str(folder / "web.png")]
     assert "too early" in reasons[str(folder / "deep/cut.jpg")]
+    assert "likethat made" in reasons[str(folder / "deep/run")]
     assert "20,000 pixels" in reasons[str(folder / "wide.png")]
     lines = [line for line in shown.err.splitlines() if line.startswith("likethat: skipped ")]
-    assert len(lines) == len(document["skipped"]) == 7, "notes.txt is told of twice: in the folder, and by name"
+    assert len(lines) == len(document["skipped"]) == 8, "notes.txt is told of twice: in the folder, and by name"
     assert f"Page: {tmp_path / 'out' / 'explanations.html'}" in shown.out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *("explanations.html", "explanations.json", "good.png", "dot.png")

@@ -15,7 +15,7 @@ from likethat.data.folder import EXTENSIONS
 from likethat.explaining.attribution import UPSAMPLING
 from likethat.explaining.explanation import USUAL, Explanation, Options, explain_batch
 from likethat.explaining.render import shrink
-from likethat.made import EXPLANATIONS
+from likethat.made import EXPLANATIONS, is_made
 from likethat.progress import Advance
 
 PAGE, DATA = EXPLANATIONS
@@ -32,14 +32,21 @@ class Skipped:
 
 
 def find_pictures(sources: Sequence[str]) -> tuple[list[str], list[Skipped]]:
-    """Files as they are named and all pictures in folders, at any depth; what folders hold besides is skipped."""
+    """Files as they are named and all pictures in folders, at any depth; what folders hold besides is skipped, and so
+    are runs and the like in them, whose pictures are likethat's own."""
     found: dict[str, None] = {}  # in order, each once
     skipped: list[Skipped] = []
     for source in sources:
         if not os.path.isdir(source):
             found[source] = None
             continue
-        files = sorted(os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names)
+        files = []
+        for folder, inside, names in os.walk(source):
+            made = [name for name in inside if is_made(Path(folder, name))]
+            skipped += [Skipped(os.path.join(folder, name), "likethat made that folder") for name in sorted(made)]
+            inside[:] = [name for name in inside if name not in made]
+            files += [os.path.join(folder, name) for name in names]
+        files.sort()
         pictures = [file for file in files if Path(file).suffix.lower() in EXTENSIONS]
         found.update(dict.fromkeys(pictures))
         others = sorted(set(files) - set(pictures))
