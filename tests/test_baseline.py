@@ -142,6 +142,10 @@ def test_training_from_a_timm_checkpoint(folder: Path, tmp_path: Path, capsys: p
     assert main(["train", str(folder / "birds"), "--out", str(tmp_path / "run"), *DEFAULT, *file]) == 0
     assert (tmp_path / "run" / run_dir.MODEL).read_bytes() == (folder / "run" / run_dir.MODEL).read_bytes()
     assert "Nothing tells which images" in capsys.readouterr().err
+    timm.models.save_for_hf(network, tmp_path / "hub", safe_serialization=True)  # config.json beside model.safetensors
+    plain_again = PlainClassifier(create_backbone("test_resnet", "none", (64, 64)), 3)
+    read_classifier(plain_again, tmp_path / "hub" / "model.safetensors", run_dir.read_record(folder / "plain"))
+    torch.testing.assert_close(plain_again.head.weight, plain.head.weight)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +178,13 @@ def test_a_classifier_that_does_not_fit_is_refused(
 ) -> None:
     train = ["train", str(folder / "birds"), "--out", str(tmp_path / "run"), *DEFAULT]
     torch.save(timm.create_model("test_resnet", num_classes=5).state_dict(), tmp_path / "five.pth")
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "config.json").write_text('{"architecture": "test_resnet"}')
     other = make_tiny_birds(tmp_path / "other", seed=1)
     for more, sentence in (
         (["--from-classifier", str(folder / "run")], "no baseline"),
         (["--from-classifier", str(folder / "birds")], "no baseline"),
+        (["--from-classifier", str(tmp_path / "hub")], "no baseline"),
         (["--from-classifier", str(tmp_path / "five.pth")], "to these 3 classes"),
         (["--from-classifier", str(tmp_path / "gone.pth")], "does not exist; name a baseline run"),
         (["--from-classifier", str(folder / "plain"), "--backbone", "test_resnet", "--input-size", "96"], "64x64"),

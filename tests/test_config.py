@@ -33,7 +33,7 @@ def test_paper_preset_is_the_published_recipe() -> None:
     train = config.train
     assert (train.batch_size, train.views, train.warm_epochs) == (80, 30, 5)
     assert (train.backbone_lr, train.add_on_lr, train.prototype_lr, train.weight_decay) == (1e-4, 3e-3, 3e-3, 1e-3)
-    assert (train.cluster, train.separation, train.l1, train.last_layer_views) == (0.8, 0.08, 1e-4, 30)
+    assert (train.cluster, train.separation, train.l1) == (0.8, 0.08, 1e-4)
     views = config.augment  # a third each rotated, skewed and sheared; half of them flipped
     assert (views.rotation, views.skew, views.shear, views.flip) == (15, 0.2, 10, 0.5)
     assert (views.compose, views.distortion, views.zoom, views.jitter, views.erase) == (False, 0, 1, 0, 0)

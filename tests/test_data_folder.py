@@ -168,9 +168,9 @@ def test_what_likethat_made_among_the_images_is_left_out(tmp_path, place, made):
 
 @pytest.mark.parametrize("text", ['{"model_type": "vit"}', '{"format": 1}', "[]", "{"])
 def test_other_programs_files_do_not_hide_a_class(tmp_path, text):
-    fill(tmp_path, *numbered("a", 5), *numbered("b", 5), "b/table.json", "b/atlas.json")
+    fill(tmp_path, *numbered("a", 5), *numbered("b", 5), "b/table.json", "b/atlas.json", *numbered("c/checkpoints", 5))
     (tmp_path / "b" / "config.json").write_text(text)
-    assert open_dataset(tmp_path).classes == ("a", "b")
+    assert open_dataset(tmp_path).classes == ("a", "b", "c")
 
 
 def test_linked_folders_are_followed_but_not_in_circles(tmp_path):

@@ -19,7 +19,7 @@ from likethat.cli import main
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Beside its birds: one class is not valid UTF-8, another has an umlaut, and neither are the files."""
+    """Beside its birds: the names of one class and of all files are not valid UTF-8; another class has an umlaut."""
     folder = tmp_path_factory.mktemp("names")
     needs_such_names(folder)
     birds = make_tiny_birds(folder / "birds")

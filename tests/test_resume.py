@@ -203,6 +203,15 @@ def test_resuming_with_other_settings_or_images_is_refused(birds: Path, tmp_path
     assert len(refused.stderr.strip().splitlines()) == 1
 
 
+def test_a_resumed_run_tells_which_classifier_it_began_with(
+    birds: Path, recipes: dict[str, list[str]], finished: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    command = ["train", str(birds), "--out", str(tmp_path / "run"), *recipes["given"]]
+    signalled(command, "project", 1)
+    likethat(*command[:-1], tmp_path / "gone", "--resume")  # which it has read by then
+    assert contents(tmp_path / "run") == finished["given"]
+
+
 def test_a_full_disk_stops_with_a_sentence_and_keeps_the_last_state(
     birds: Path, finished: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:

@@ -265,6 +265,10 @@ def test_a_run_under_version_control_is_not_overwritten(
     assert "history would be lost" in one_sentence(capsys.readouterr().err)
     assert (copy / "model.safetensors").is_file()
     assert main([*command, "--resume"]) == 0
+    capsys.readouterr()
+    copy.rename(copy.with_name("run"))
+    assert main(["demo", "--out", str(copy.parent), "--overwrite"]) == 2
+    assert "history would be lost" in one_sentence(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

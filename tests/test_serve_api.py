@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -118,7 +119,8 @@ def test_prototypes(run: TinyRun, client: httpx.Client) -> None:
 
 def test_names_need_not_be_valid_unicode(tmp_path: Path) -> None:
     needs_such_names(tmp_path)
-    run = make_run(tmp_path, ("finch", CLASS, "wren"), ending=FILE)
+    alike = (os.fsdecode(b"\xe8"), os.fsdecode(b"\xe9"))
+    run = make_run(tmp_path, ("finch", CLASS, *alike, "wren"), ending=FILE)
     picture, sent = (run.root / run.samples[0].path).read_bytes(), CLASS.replace("\udcf6", "\ufffd")
     with serving(load(run.path, "cpu")) as client:
         assert [entry["name"] for entry in client.get("/api/run").json()["classes"]] == list(run.classes)
@@ -131,6 +133,8 @@ def test_names_need_not_be_valid_unicode(tmp_path: Path) -> None:
         assert client.get(f"/api/prototypes/{own[0]['id']}").json()["path"] == own[0]["path"]
         refused = client.get("/api/prototypes", params={"class": "M?we"})
         assert refused.status_code == 422
+        refused = client.get("/api/prototypes", params={"class": "\ufffd"})
+        assert "Several classes" in refused.json()["detail"], "rather than another one's evidence"
 
         (image,) = client.post("/api/explain", content=picture, params={"against": sent}).json()["images"]
         assert CLASS in (image["against"], image["predicted"])

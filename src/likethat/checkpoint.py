@@ -52,7 +52,7 @@ def whole_folder(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bo
     check_replaceable(out, is_earlier, overwrite=overwrite)
     try:
         # Parents are made at the end: until then they would be empty folders, classes if they lie among images.
-        there = next(parent for parent in out.absolute().parents if parent.exists())
+        there = next(parent for parent in out.absolute().parents if os.path.lexists(parent))
         with tempfile.TemporaryDirectory(dir=there, prefix=f".{out.name}.") as temporary:
             # The folder has its final name from the start, so that what is written in it may mention it.
             new, old = Path(temporary) / out.resolve().name, Path(temporary) / ".replaced"
@@ -73,7 +73,9 @@ def check_replaceable(out: Path, is_earlier: Callable[[Path], bool], *, overwrit
         raise UserError(f"{out} is a file; choose another --out.")
     if out.is_dir() and any(out.iterdir()):
         if not is_earlier(out):
-            raise UserError(f"{out} holds something else, so it is not replaced; choose another --out.")
+            raise UserError(
+                f"{out} is not empty and was not made by this command, so it is not replaced; choose another --out."
+            )
         if not overwrite:
             raise UserError(f"{out} is there already; pass --overwrite to replace it, or another --out.")
         check_no_history(out)

@@ -151,7 +151,6 @@ def paper(backbone: str) -> Config:
             cluster=0.8,
             separation=0.08,
             l1=1e-4,
-            last_layer_views=30,
         ),
     )
 

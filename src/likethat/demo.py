@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from likethat import run_dir
+from likethat.checkpoint import check_no_history
 from likethat.data.synth import make_birds
 from likethat.errors import UserError
-from likethat.made import is_run
+from likethat.made import is_begun, is_birds, is_run
 from likethat.pipeline import train
 from likethat.progress import Display
 from likethat.run_data import verify_run
@@ -25,11 +26,11 @@ def run_demo(out: Path, *, device: str, overwrite: bool, display: Display) -> No
     """Data under OUT/birds, run under OUT/run."""
     started = time.monotonic()
     birds, run = out / "birds", out / "run"
-    for folder, is_earlier in ((birds, (birds / "species.json").is_file()), (run, is_run(run))):
+    for folder, is_earlier in ((birds, is_birds(birds)), (run, is_run(run) or is_begun(run))):
         if folder.exists() and not (overwrite and is_earlier):
-            raise UserError(
-                f"{folder} is there already; pass --overwrite to replace an earlier demo, or choose another --out."
-            )
+            remedy = "choose another --out" if overwrite else "pass --overwrite to replace it, or choose another --out"
+            raise UserError(f"{folder} is there already{'' if is_earlier else ' and not of a demo'}; {remedy}.")
+        check_no_history(folder)
     shutil.rmtree(birds, ignore_errors=True)
     shutil.rmtree(run, ignore_errors=True)
     display.line(f"1/3 drawing birds of {SPECIES} species into {birds}")

@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 
 CONFIG = "config.json"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, PIXEL_FILE = "checkpoints", "pixels.npy"  # the file lies in the folder
+BIRDS = ("species.json", "parts.json")
 EXPLANATIONS = ("explanations.html", "explanations.json")
 ATLAS = ("index.html", "atlas.json")
 TABLE = "table"  # of a study: .md, .json and .svg
@@ -22,8 +23,15 @@ def is_run(folder: Path) -> bool:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether it holds no more than what a run leaves that is stopped while it reads its images."""
-    return (folder / CHECKPOINTS).is_dir() and len(os.listdir(folder)) == 1
+    """Whether it holds nothing but cached pixels, as a run does that was stopped while it read its images."""
+    if not (folder / CHECKPOINTS).is_dir() or len(os.listdir(folder)) > 1:
+        return False
+    return all(name.startswith((PIXEL_FILE, ".")) for name in os.listdir(folder / CHECKPOINTS))
+
+
+def is_birds(folder: Path) -> bool:
+    """Whether `likethat data synth` made it."""
+    return _has(folder, BIRDS)
 
 
 def is_explanations(folder: Path) -> bool:

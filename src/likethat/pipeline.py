@@ -76,10 +76,12 @@ def train(
     if saved is not None and (out / run_dir.REPORT).is_file():
         display.line(f"{out} is finished already.")
         return load(out, device)
-    classifier = Path(config.train.from_classifier)
-    needed = config.train.from_classifier != "" and not (saved is not None and (out / run_dir.STATE).is_file())
-    if needed:
-        check_classifier(classifier, display)
+    if saved is not None and (out / run_dir.STATE).is_file():
+        config, classifier = replace(config, train=saved.config.train), ""  # read already, wherever it is now
+    else:
+        classifier = config.train.from_classifier
+    if classifier:
+        check_classifier(Path(classifier), config.model, display)
     with stop_on_signals() as stop:
         prepared = prepare(Path(data), out, config, torch_device, display, stop)
         record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
@@ -90,8 +92,8 @@ def train(
         plain = None
         if config.train.has_classifier:
             plain = PlainClassifier(model.backbone, len(record.data.classes)).to(torch_device)
-            if needed:
-                read_classifier(plain, classifier, record)
+            if classifier:
+                read_classifier(plain, Path(classifier), record)
         begin(out, record, saved)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]

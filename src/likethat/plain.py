@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 
 from likethat import run_dir
+from likethat.config import ModelConfig
 from likethat.errors import UserError
+from likethat.made import is_run
 from likethat.models.backbone import create_backbone, create_timm, load_state, place, read_state
 from likethat.models.baseline import PlainClassifier
 from likethat.progress import Display
@@ -41,19 +43,21 @@ def load_plain(run: str | Path, device: str = "auto") -> PlainRun:
 def read_classifier(plain: PlainClassifier, source: Path, record: run_dir.RunRecord) -> None:
     """Fills `plain` from a baseline run on the same images, or from a file of a timm classifier of these classes."""
     if run := _run_of(source):
-        _check_baseline(run, record)
+        _check_images(run, record)
         run_dir.load_weights(run, plain, "baseline")
     else:
         _read_timm(plain, source)
 
 
-def check_classifier(source: Path, display: Display) -> None:
+def check_classifier(source: Path, asked: ModelConfig, display: Display) -> None:
     """What can be told about it before images are decoded."""
     if not source.exists():
         raise UserError(
             f"The classifier {source} does not exist; name a baseline run or a file of a timm model's weights."
         )
-    if _run_of(source) is None:
+    if run := _run_of(source):
+        _check_baseline(run, asked)
+    else:
         display.line(
             f"Nothing tells which images {source} was trained on: if validation images are among them, validation "
             "accuracy and prediction sets will promise too much."
@@ -64,7 +68,7 @@ def _run_of(source: Path) -> Path | None:
     """The run folder, if it is one or the file of weights in one."""
     if source.is_dir():
         return source
-    return source.parent if source.name == run_dir.MODEL and (source.parent / run_dir.CONFIG).is_file() else None
+    return source.parent if source.name == run_dir.MODEL and is_run(source.parent) else None
 
 
 def _read_timm(plain: PlainClassifier, source: Path) -> None:
@@ -98,18 +102,21 @@ def _read_timm(plain: PlainClassifier, source: Path) -> None:
         )
 
 
-def _check_baseline(run: Path, record: run_dir.RunRecord) -> None:
-    """What held-out images are for is lost when the classifier has seen them."""
-    found = run_dir.read_record(run) if (run / run_dir.CONFIG).is_file() else None
+def _check_baseline(run: Path, asked: ModelConfig) -> None:
+    found = run_dir.read_record(run) if is_run(run) else None
     if found is None or found.kind != run_dir.BASELINE:
         raise UserError(f"{run} is no baseline; name a run folder that `likethat baseline` made, or a file of weights.")
-    asked = record.config.model
     if (found.config.model.backbone, found.config.model.input_size) != (asked.backbone, asked.input_size):
         name, (height, width) = found.config.model.backbone, found.config.model.input_size
         raise UserError(
             f"The classifier in {run} is a {name} for {height}x{width} pictures; pass --backbone {name} "
             f"--input-size {height}x{width}."
         )
+
+
+def _check_images(run: Path, record: run_dir.RunRecord) -> None:
+    """What held-out images are for is lost when the classifier has seen them."""
+    found = run_dir.read_record(run)
     if found.data.fingerprint != record.data.fingerprint:
         raise UserError(
             f"The classifier in {run} was trained on other images or another split of them; use the data, the --seed "

@@ -14,7 +14,7 @@ from likethat import __version__
 from likethat.checkpoint import check_no_history, load_tensors, read_json, write_json
 from likethat.config import Config, from_dict
 from likethat.errors import UserError
-from likethat.made import CHECKPOINTS, CONFIG, is_begun, is_run
+from likethat.made import CHECKPOINTS, CONFIG, PIXEL_FILE, is_begun, is_run
 
 FORMAT = 1
 PROTOPNET, COMBINED, BASELINE = "protopnet", "combined", "baseline"  # kinds of runs
@@ -31,7 +31,7 @@ CALIBRATION = "calibration.json"  # how validation images did, for promises abou
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
 MEMBERS = "members"
 STATE = f"{CHECKPOINTS}/state.safetensors"
-PIXELS = f"{CHECKPOINTS}/pixels.npy"
+PIXELS = f"{CHECKPOINTS}/{PIXEL_FILE}"
 SCORES = f"{CHECKPOINTS}/scores.f16"
 MAPS = f"{CHECKPOINTS}/maps.f16"
 

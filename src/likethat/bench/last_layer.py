@@ -12,7 +12,7 @@ from likethat.bench.setting import Setting
 from likethat.training.last_layer import objective, solve_last_layer
 
 PASSES, BATCH, LEARNING_RATE, TOL = 20, 80, 1e-4, 1e-5
-LAM, RIDGE = 1e-4, 1e-5  # the paper's; a tenth of the presets', which is harder to solve
+LAM, RIDGE = 1e-4, 1e-5  # lambda of the paper, and a tenth of the presets' ridge: harder to solve
 SECONDS = {"cuda": Goal(2.0, unit=" s"), "cpu": Goal(60.0, unit=" s"), "mps": Goal(60.0, unit=" s")}
 FASTER = Goal(50.0, at_least=True, unit=" times")  # than the passes of the network
 PATCHES, LATENT = 6, 16  # of the made-up images

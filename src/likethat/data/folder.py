@@ -58,7 +58,7 @@ def _part_folders(root: Path) -> dict[str, Path]:
 
 
 def _class_folders(folder: Path) -> list[str]:
-    """All but hidden ones, and runs and the like that are kept beside the images."""
+    """All but hidden ones and those that likethat made, such as runs."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
     return sorted(name for name in names if not is_made(folder / name))

@@ -59,12 +59,13 @@ class Server:
 
     def class_named(self, name: str | None) -> str | None:
         """The class that an address names. Addresses have U+FFFD for what is not valid Unicode in a name."""
-        if name is None:
-            return None
-        for own in self.classifier.classes:
-            if SURROGATE.sub("\ufffd", own) == name:
-                return own
-        raise Refused(422, f"There is no class called '{name}'; GET /api/run lists them.")
+        if name is None or name in self.classifier.classes:
+            return name
+        written_so = [own for own in self.classifier.classes if SURROGATE.sub("\ufffd", own) == name]
+        if len(written_so) == 1:
+            return written_so[0]
+        found = "Several classes are" if written_so else "There is no class"
+        raise Refused(422, f"{found} called '{name}'; GET /api/run lists them.")
 
     def with_classes(self, question: Question) -> Question:
         options = replace(question.options, against=self.class_named(question.options.against))

@@ -66,7 +66,10 @@ export function address(path, parameters = {}) {
 
 /** The class that an address names, or "". Addresses have U+FFFD for what is not valid Unicode in a name. */
 export function classIn(query, run) {
-  return run.classes.find(({ name }) => name.replace(/\p{Surrogate}/gu, "\ufffd") === query.get("class"))?.name ?? "";
+  const names = run.classes.map(({ name }) => name);
+  const asked = query.get("class");
+  const writtenSo = names.filter((name) => name.replace(/\p{Surrogate}/gu, "\ufffd") === asked);
+  return names.includes(asked) ? asked : writtenSo.length === 1 ? writtenSo[0] : "";
 }
 
 /** Changes the address without leaving the page. */
