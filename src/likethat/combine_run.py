@@ -16,7 +16,7 @@ from likethat.checkpoint import whole_folder
 from likethat.classifier import Classifier, load
 from likethat.data.dataset import DataSet
 from likethat.errors import UserError
-from likethat.made import is_run
+from likethat.made import CHECKPOINTS, is_run
 from likethat.metrics.accuracy import logits_of
 from likethat.pipeline import conclude
 from likethat.progress import Display
@@ -93,7 +93,7 @@ def _check_alike(parts: Sequence[Part]) -> None:
 
 def _copy_member(part: Part, classes: tuple[str, ...], target: Path) -> None:
     """A copy without checkpoints and measurements; with its prototypes and connections in the order of `classes`."""
-    ignore = shutil.ignore_patterns(Path(run_dir.STATE).parent.name, run_dir.INTERPRETABILITY)
+    ignore = shutil.ignore_patterns(CHECKPOINTS, run_dir.INTERPRETABILITY)
     try:
         shutil.copytree(part.path, target, ignore=ignore)
     except (OSError, shutil.Error) as error:

@@ -20,6 +20,7 @@ from likethat.edit_history import Edit
 from likethat.errors import UserError
 from likethat.explaining.explanation import class_number
 from likethat.explaining.gallery import draw_prototypes
+from likethat.made import CHECKPOINTS
 from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Display
 from likethat.run_dir import RunRecord
@@ -162,7 +163,7 @@ def open_workshop(run: Path, data: str | None, device: str, display: Display) ->
         for part, images in parts.items():
             with display.task(f"latent maps ({part})") as advance:
                 latents[part] = cache_latents(classifier.networks[0], images, folder / f"{part}.bin", advance)
-        shutil.rmtree(folder / Path(run_dir.PIXELS).parent, ignore_errors=True)
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         return Workshop(classifier, record, prepared.dataset, dict(prepared.sha256), latents, scratch)
     except BaseException:
         scratch.cleanup()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 CONFIG = "config.json"
 CHECKPOINTS, PIXEL_FILE = "checkpoints", "pixels.npy"  # the file lies in the folder
-BIRDS = ("species.json", "parts.json")
+GUIDE_FILE, PARTS_FILE = "species.json", "parts.json"  # of the embedded birds
 EXPLANATIONS = ("explanations.html", "explanations.json")
 ATLAS = ("index.html", "atlas.json")
 TABLE = "table"  # of a study: .md, .json and .svg
@@ -31,7 +31,7 @@ def is_begun(folder: Path) -> bool:
 
 def is_birds(folder: Path) -> bool:
     """Whether `likethat data synth` made it."""
-    return _has(folder, BIRDS)
+    return _has(folder, (GUIDE_FILE, PARTS_FILE))
 
 
 def is_explanations(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from likethat.bench.measure import Figure, Goal, timed
 from likethat.bench.setting import Setting
+from likethat.models.protopnet import OTHER_WEIGHT, OWN_WEIGHT
 from likethat.training.last_layer import objective, solve_last_layer
 
 PASSES, BATCH, LEARNING_RATE, TOL = 20, 80, 1e-4, 1e-5
@@ -69,7 +70,7 @@ def synthetic_scores(setting: Setting, seed: int = 0) -> tuple[Tensor, Tensor, T
 def adam_passes(score_NP: Tensor, label_N: Tensor, class_P: Tensor, classes: int) -> Tensor:
     """The paper's recipe on cached scores: start at +1 and -0.5, then 20 passes of Adam."""
     own_KP = class_P == torch.arange(classes, device=class_P.device)[:, None]
-    weight_KP = torch.where(own_KP, 1.0, -0.5).requires_grad_()
+    weight_KP = torch.where(own_KP, OWN_WEIGHT, OTHER_WEIGHT).requires_grad_()
     optimizer = torch.optim.Adam([weight_KP], lr=LEARNING_RATE)
     generator = torch.Generator().manual_seed(0)
     for _ in range(PASSES):

@@ -14,6 +14,7 @@ from likethat.data.cub import find_cub, read_boxes, read_table
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.decode import Box, View
 from likethat.errors import UserError
+from likethat.made import GUIDE_FILE, PARTS_FILE
 
 HIDDEN = (np.nan,) * 4
 
@@ -51,7 +52,7 @@ def read_parts(dataset: DataSet) -> PartTable | None:
     """The data set's annotations; None where it has none."""
     if dataset.kind == "cub" and (root := find_cub(dataset.root)) and (root / "parts/part_locs.txt").is_file():
         return _read_cub(root)
-    if (dataset.root / "parts.json").is_file():
+    if (dataset.root / PARTS_FILE).is_file():
         return _read_birds(dataset.root)
     return None
 
@@ -76,13 +77,13 @@ def _read_cub(root: Path) -> PartTable:
 
 def _read_birds(root: Path) -> PartTable:
     """parts.json and species.json as `likethat data synth` writes them."""
-    file = root / "parts.json"
+    file = root / PARTS_FILE
     try:
         boxes: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
         names = tuple(dict.fromkeys(name for parts in boxes.values() for name in parts if name != "bird"))
         part_of = {path: np.array([parts.get(name, HIDDEN) for name in names], float) for path, parts in boxes.items()}
         object_of: dict[str, Box] = {path: tuple(parts["bird"]) for path, parts in boxes.items() if "bird" in parts}
-        file = root / "species.json"
+        file = root / GUIDE_FILE
         guide = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"pairs": []}
         pairs = tuple((pair["a"], pair["b"], names.index(pair["part"])) for pair in guide["pairs"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -17,6 +17,7 @@ from PIL import Image
 from likethat.data.synth_birds import PARTS
 from likethat.data.synth_ink import Array, Colour
 from likethat.data.synth_scenes import draw_picture, sample_scene
+from likethat.made import GUIDE_FILE, PARTS_FILE
 
 PALETTE: dict[str, Colour] = {
     "amber": (240, 150, 30),
@@ -141,5 +142,5 @@ def make_birds(
         "species": [{"name": s.name, "class": s.folder, "parts": s.parts} for s in chosen],
         "pairs": single_part_pairs(chosen),
     }
-    (dest / "species.json").write_text(json.dumps(guide, indent=1) + "\n", encoding="utf-8")
-    (dest / "parts.json").write_text(json.dumps(boxes) + "\n", encoding="utf-8")
+    (dest / GUIDE_FILE).write_text(json.dumps(guide, indent=1) + "\n", encoding="utf-8")
+    (dest / PARTS_FILE).write_text(json.dumps(boxes) + "\n", encoding="utf-8")

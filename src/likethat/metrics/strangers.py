@@ -53,11 +53,11 @@ def stranger_figures(
     for _ in range(RESAMPLES):
         values = generator.choice(known_n, len(known_n)), generator.choice(other_m, len(other_m))
         drawn.append((auroc(*values), fpr95(*values)))
-    low, high = np.percentile(drawn, [2.5, 97.5], axis=0).tolist()
+    intervals = np.percentile(drawn, [2.5, 97.5], axis=0).T.tolist()
     note = f"{len(known_n)} images against {len(other_m)}: {what}"
     figures = [
-        about.measured(measure(known_n, other_m), (low[number], high[number]), note)
-        for number, (about, measure) in enumerate(((AUROC, auroc), (FPR95, fpr95)))
+        about.measured(measure(known_n, other_m), (low, high), note)
+        for (about, measure), (low, high) in zip(((AUROC, auroc), (FPR95, fpr95)), intervals, strict=True)
     ]
     if calibration is None:
         return [*figures, ABSTAINS.absent("the run is not calibrated; `likethat calibrate RUN` does that")]
