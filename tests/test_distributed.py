@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -82,8 +83,9 @@ with distributed.session():
 def torchrun(*arguments: object, check: bool = True, restarts: int = 0) -> subprocess.CompletedProcess[str]:
     """Two processes on this machine; `check` says whether they must succeed, or must not."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launcher = [*LAUNCHER, "--max-restarts", str(restarts)]
-    done = subprocess.run([*launcher, *map(str, arguments)], capture_output=True, text=True, env=environment)
+    with tempfile.TemporaryDirectory() as logs:
+        launcher = [*LAUNCHER, "--max-restarts", str(restarts), "--log-dir", logs]
+        done = subprocess.run([*launcher, *map(str, arguments)], capture_output=True, text=True, env=environment)
     assert (done.returncode == 0) == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -193,7 +195,8 @@ def test_asked_to_stop_all_stop_at_one_place(birds: Path, tmp_path: Path) -> Non
     endless = ["--classifier-epochs", "100000"]  # so that it cannot be over before the signal comes
     train = ["-m", "likethat", "train", str(birds), "--out", str(out), *OPTIONS, *endless]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*LAUNCHER, *train], env=environment, stderr=subprocess.PIPE, text=True)
+    command = [*LAUNCHER, "--log-dir", str(tmp_path), *train]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("classifier epoch 1"):

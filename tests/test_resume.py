@@ -156,6 +156,7 @@ def test_killed_anywhere_it_ends_the_same(
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     likethat(*train, "--resume")
     assert contents(run) == finished[recipe]
+    assert not (run / "checkpoints").exists(), "half files are gone as well"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -43,8 +43,9 @@ def one_sentence(stderr: str) -> str:
 
 
 def test_run_folder_holds_what_is_promised(run: Path) -> None:
-    for name in ("config.json", "model.safetensors", "prototypes.json", "metrics.jsonl", "report.html", "checkpoints"):
+    for name in ("config.json", "model.safetensors", "prototypes.json", "metrics.jsonl", "report.html"):
         assert (run / name).exists()
+    assert not (run / "checkpoints").exists(), "a finished run needs no state"
     prototypes = json.loads((run / "prototypes.json").read_text())["prototypes"]
     assert len(prototypes) == 9
     for prototype in prototypes:
@@ -202,6 +203,14 @@ def test_existing_folders_are_not_lost(birds: Path, run: Path, tmp_path: Path) -
     likethat("train", birds, "--out", run, *DEFAULT, "--weights", "typo.pth", "--overwrite", check=2)
     assert (run / "model.safetensors").read_bytes() == before
     assert "finished already" in likethat("train", birds, "--out", run, *DEFAULT, "--resume").stderr
+
+
+def test_a_finished_run_whose_report_is_gone_is_not_trained_again(birds: Path, copy: Path) -> None:
+    before = (copy / "model.safetensors").stat().st_mtime_ns
+    (copy / "report.html").unlink()
+    assert "finished already" in likethat("train", birds, "--out", copy, *DEFAULT, "--resume").stderr
+    assert (copy / "model.safetensors").stat().st_mtime_ns == before
+    assert "unfinished" not in likethat("info", copy).stdout
 
 
 def test_runs_may_be_kept_among_the_images(birds: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 from likethat import run_dir
 from likethat.checkpoint import save_tensors
 from likethat.config import resolve
-from likethat.data.cache import remove_cache
 from likethat.distributed import barrier, is_first
 from likethat.errors import UserError
 from likethat.metrics.accuracy import evaluate_logits
@@ -56,7 +55,7 @@ def train_baseline(
             "pass --classifier-epochs above 0."
         )
     saved = open_out(out, config, run_dir.BASELINE, resume=resume, overwrite=overwrite)
-    if saved is not None and (out / run_dir.REPORT).is_file():
+    if saved is not None and run_dir.is_finished(out):
         display.line(f"{out} is finished already.")
         return load_plain(out, device)
     with stop_on_signals() as stop:
@@ -80,7 +79,7 @@ def train_baseline(
             save_tensors(out / run_dir.MODEL, model.state_dict())
             write_metrics(out, [*progress.metrics, {"stage": "test", **evaluation.to_dict()}])
             write_plain_report(out, config.model.backbone, classes)
-            remove_cache(out / run_dir.PIXELS)
+            run_dir.drop_checkpoints(out)
         barrier()
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
     return load_plain(out, device)

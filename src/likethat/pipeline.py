@@ -15,7 +15,7 @@ from likethat.calibration import calibrate, write_calibration
 from likethat.checkpoint import save_tensors
 from likethat.classifier import Classifier, load
 from likethat.config import AUTO_WIDTH, Config, resolve
-from likethat.data.cache import LoadedDataSet, load_dataset, remove_cache
+from likethat.data.cache import LoadedDataSet, load_dataset
 from likethat.data.dataset import DataSet, fingerprint, open_dataset
 from likethat.data.loaders import Images, hold
 from likethat.distributed import barrier, is_first, world
@@ -73,7 +73,7 @@ def train(
     exact_arithmetic()
     config = resolve(preset, config_file, **options)
     saved = open_out(out, config, run_dir.PROTOPNET, resume=resume, overwrite=overwrite)
-    if saved is not None and (out / run_dir.REPORT).is_file():
+    if saved is not None and run_dir.is_finished(out):
         display.line(f"{out} is finished already.")
         return load(out, device)
     if saved is not None and (out / run_dir.STATE).is_file():
@@ -257,12 +257,12 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     if not is_first():
         barrier()
         return load(out, str(test.device))
-    remove_cache(out / run_dir.PIXELS)
     save_tensors(out / run_dir.MODEL, model.state_dict())
     sources = (dataset.train, dataset.root, prepared.sha256, dataset.classes)
     with display.task("pictures of prototypes") as advance:
         save_prototypes(out, draw_prototypes(out, model, progress.best_projection, *sources, advance))
     classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)
+    run_dir.drop_checkpoints(out)
     barrier()
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
     return classifier

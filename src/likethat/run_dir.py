@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from dataclasses import asdict, dataclass
@@ -126,6 +127,21 @@ def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
         )
     if not resume:
         check_no_history(out)
+
+
+def is_finished(run: Path) -> bool:
+    """The report, or the card of a model that was given away, is written last; then the state goes."""
+    if any((run / name).is_file() for name in (REPORT, CARD)):
+        return True
+    return (run / MODEL).is_file() and not (run / STATE).is_file()
+
+
+def drop_checkpoints(run: Path) -> None:
+    """State and cached pixels: several times as large as the model, and a finished run has no use for them."""
+    for file in (run / CHECKPOINTS).glob("*"):
+        file.unlink()
+    with contextlib.suppress(OSError):
+        (run / CHECKPOINTS).rmdir()  # not where it is a link to another disk
 
 
 def clear_out(out: Path) -> None:

@@ -40,12 +40,11 @@ def describe_run(run: Path) -> dict[str, Any]:
     """Everything `likethat info` tells, as data."""
     record = run_dir.read_record(run)
     metrics = run_dir.read_metrics(run)
-    finished = any((run / name).is_file() for name in (run_dir.REPORT, run_dir.CARD))
     steps: dict[str, dict[str, Any]] = {entry["stage"]: entry for entry in metrics}
     members = [run / folder for folder in record.member_folders()]
     description: dict[str, Any] = {
         "run": str(run),
-        "finished": finished,
+        "finished": run_dir.is_finished(run),
         "preset": record.config.preset,
         "backbone": " + ".join(run_dir.read_record(member).config.model.backbone for member in members),
         "data": record.data.root,
@@ -87,7 +86,7 @@ def describe_run(run: Path) -> dict[str, Any]:
         description["test_projection"] = {when: projection[when]["accuracy"] for when in ("before", "after")}
     if record.kind == run_dir.BASELINE:
         del description["prototypes"]
-    elif finished:
+    elif description["finished"]:
         description["source_images"] = len({prototype.sha256 for prototype in read_prototypes(run)})
     return description
 

@@ -19,6 +19,7 @@ from likethat.checkpoint import read_json, write_json
 from likethat.errors import Interrupted
 from likethat.progress import Display
 from likethat.reproduction.plan import Task
+from likethat.run_dir import is_finished
 from likethat.runtime import StopFlag
 
 POLL = 0.2  # seconds
@@ -56,10 +57,6 @@ class Running:
     task: Task
     process: subprocess.Popen[bytes]
     log: IO[bytes]
-
-
-def is_finished(run: Path) -> bool:
-    return (run / run_dir.REPORT).is_file()
 
 
 def log_of(out: Path, task: Task) -> Path:

@@ -14,8 +14,9 @@ from likethat.progress import Display
 from likethat.reproduction import OWN_OPTIONS
 from likethat.reproduction.picture import draw_table
 from likethat.reproduction.plan import Study, check_study, make_tasks
-from likethat.reproduction.schedule import Times, is_finished, load_times, run_tasks
+from likethat.reproduction.schedule import Times, load_times, run_tasks
 from likethat.reproduction.table import gather, to_document, to_markdown
+from likethat.run_dir import is_finished
 from likethat.runtime import resolve_device, stop_on_signals
 
 

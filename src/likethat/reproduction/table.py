@@ -10,7 +10,8 @@ from typing import Any
 
 from likethat import run_dir
 from likethat.reproduction.plan import COMBINED, PLAIN, PRUNED, Study
-from likethat.reproduction.schedule import Times, is_finished
+from likethat.reproduction.schedule import Times
+from likethat.run_dir import is_finished
 from likethat.summary import describe_run
 
 MISSING = "-"
