@@ -102,7 +102,7 @@ def part_boxes(visible: dict[str, Array]) -> dict[str, list[int]]:
     for part, mask in {**named, "bird": np.sum(list(visible.values()), axis=0)}.items():
         ys, xs = np.nonzero(mask > 0.5)
         if len(xs):
-            boxes[part] = [int(xs.min()), int(ys.min()), int(xs.max()) + 1, int(ys.max()) + 1]
+            boxes[part] = [int(np.min(xs)), int(np.min(ys)), int(np.max(xs)) + 1, int(np.max(ys)) + 1]
     return boxes
 
 
