@@ -176,19 +176,18 @@ def test_mistakes_get_a_sentence(client: httpx.Client, pictures: list[Path]) -> 
 
 def test_answers_are_sent_at_once() -> None:
     """A socket that waits to fill its packets costs every request 40 ms."""
-    accepted = []
+    accepted: list[asyncio.StreamWriter] = []
     opened = open_socket("127.0.0.1", 0)
     opened.listen()
 
     async def accept() -> None:
-        server = await asyncio.start_server(
-            lambda _, writer: accepted.append(writer.get_extra_info("socket")), sock=opened
-        )
-        async with server:
+        server = await asyncio.start_server(lambda _, writer: accepted.append(writer), sock=opened)
+        async with server:  # which is left when both ends of the connection are closed
             _, writer = await asyncio.open_connection(*opened.getsockname())
             while not accepted:
                 await asyncio.sleep(0.01)
-            assert accepted[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert accepted[0].get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            accepted[0].close()
             writer.close()
 
     asyncio.run(accept())
