@@ -174,6 +174,7 @@ def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
     assert message.strip().endswith("--resume")
     assert "Traceback" not in message
     assert (run / "checkpoints" / "state.safetensors").is_file()
+    (run / "README.md").write_text("a note of the user's, no sign that the run is finished")
     likethat(*train, "--resume")
     assert contents(run) == finished["default"]
 

@@ -130,18 +130,17 @@ def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def is_finished(run: Path) -> bool:
-    """The report, or the card of a model that was given away, is written last; then the state goes."""
-    if any((run / name).is_file() for name in (REPORT, CARD)):
-        return True
-    return (run / MODEL).is_file() and not (run / STATE).is_file()
+    """The report is written last, then the state goes; a model that was given away has neither."""
+    has_model = (run / MODEL).is_file() or (run / MEMBERS).is_dir()
+    return (run / REPORT).is_file() or (has_model and not (run / STATE).is_file())
 
 
 def drop_checkpoints(run: Path) -> None:
     """State and cached pixels: several times as large as the model, and a finished run has no use for them."""
-    for file in (run / CHECKPOINTS).glob("*"):
-        file.unlink()
-    with contextlib.suppress(OSError):
-        (run / CHECKPOINTS).rmdir()  # not where it is a link to another disk
+    with contextlib.suppress(OSError):  # a link to another disk stays, and so does what is not a file
+        for file in (run / CHECKPOINTS).glob("*"):
+            file.unlink()
+        (run / CHECKPOINTS).rmdir()
 
 
 def clear_out(out: Path) -> None:
