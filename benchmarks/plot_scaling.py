@@ -7,7 +7,6 @@ prototypes). A ratio of 1 is the bare classifier's step, forward pass, or pass o
 """
 
 import argparse
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from likethat.bench.passes import pass_figures
 from likethat.bench.setting import Setting
 from likethat.bench.training import paper_figures
 from likethat.checkpoint import write_text
-from likethat.report.curves import nice_ticks
+from likethat.report import charts
+from likethat.report.charts import draw_text
 from likethat.runtime import exact_arithmetic, resolve_device
 
 PROTOTYPES, CLASSES, IMAGES = (200, 600, 2000, 6000, 20_000), (10, 50, 200, 1000, 2000), (64, 128, 256, 512)
@@ -37,42 +37,31 @@ def cost_of_passes(setting: Setting, backbone: str) -> dict[str, float]:
     return {"projection": projection.value, "nearest patches": nearest.value}
 
 
-def field(number: int, title: str, lines: Lines) -> str:
-    """One field: a logarithmic axis of numbers, ratios upwards from 0."""
-    left = number * WIDTH
-    right, bottom = left + WIDTH - 14, HEIGHT - BOTTOM
+def field(number: int, title: str, lines: Lines) -> list[str]:
+    """Draw one field: a logarithmic axis of numbers, ratios upwards from 0."""
+    left, floor = number * WIDTH + LEFT, HEIGHT - BOTTOM
     counts = sorted({count for line in lines.values() for count, _ in line})
-    top = max(1.2, *(ratio for line in lines.values() for _, ratio in line))
-    ticks = nice_ticks(0.0, top)
-
-    def x(count: float) -> float:
-        share = math.log(count / counts[0]) / (math.log(counts[-1] / counts[0]) or 1)
-        return round(left + LEFT + share * (right - left - LEFT), 1)
-
-    def y(ratio: float) -> float:
-        return round(bottom - ratio / ticks[-1] * (bottom - TOP), 1)
-
-    parts = [f'<text x="{left + LEFT}" y="{TOP - 26}" class="t">{title}</text>']
-    for tick in ticks:
-        parts.append(f'<path d="M{left + LEFT} {y(tick)}H{right}" class="{"one" if tick == 1 else "grid"}"/>')
-        parts.append(f'<text x="{left + LEFT - 5}" y="{y(tick) + 4}" text-anchor="end">{tick:g}</text>')
-    parts += [f'<text x="{x(count)}" y="{bottom + 16}" text-anchor="middle">{count:,}</text>' for count in counts]
+    ticks = charts.round_ticks(0.0, max(1.2, *(ratio for line in lines.values() for _, ratio in line)))
+    x = charts.Axis(counts[0], max(counts[-1], counts[0] + 1), left, (number + 1) * WIDTH - 14, logarithmic=True)
+    y = charts.Axis(0.0, ticks[-1], floor, TOP)
+    parts = [draw_text(left, TOP - 26, title, charts.INK, "start", is_bold=True)]
+    parts += charts.draw_grid(x, y, ticks, [f"{tick:g}" for tick in ticks])
+    parts.append(charts.draw_line((x.start, x.end), (y(1), y(1)), charts.SOFT))
+    parts += [draw_text(x(count), floor + 16, f"{count:,}") for count in counts]
     for place, (name, line) in enumerate(lines.items()):
-        points = " ".join(f"{x(count)},{y(ratio)}" for count, ratio in line)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[name]}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x(count)}" cy="{y(ratio)}" r="3" fill="{COLOURS[name]}"/>' for count, ratio in line]
-        parts.append(f'<text x="{left + LEFT + 110 * place}" y="{TOP - 10}" style="fill:{COLOURS[name]}">{name}</text>')
-    return "".join(parts)
+        points = [(x(count), y(ratio)) for count, ratio in line]
+        parts.append(charts.draw_curve(points, COLOURS[name], 2))
+        parts += [charts.draw_point(*point, COLOURS[name], 3) for point in points]
+        parts.append(draw_text(left + 110 * place, TOP - 10, name, COLOURS[name], "start"))
+    return parts
 
 
 def draw(fields: dict[str, Lines]) -> str:
-    style = "text{font:11px sans-serif;fill:#444}.t{font-weight:bold}.grid{stroke:#ddd}.one{stroke:#888}"
-    drawn = "".join(field(number, title, lines) for number, (title, lines) in enumerate(fields.items()))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH * len(fields)} {HEIGHT}" role="img" '
-        f'aria-label="Cost against numbers of prototypes, classes and images, next to the bare network">'
-        f'<style>{style}</style><rect width="100%" height="100%" fill="#fff"/>{drawn}</svg>\n'
-    )
+    parts = ['<rect width="100%" height="100%" fill="#fff"/>']
+    for number, (title, lines) in enumerate(fields.items()):
+        parts += field(number, title, lines)
+    label = "Cost against numbers of prototypes, classes and images, next to the bare network"
+    return charts.draw_svg(WIDTH * len(fields), HEIGHT, label, parts, font_size=11)
 
 
 def main() -> None:

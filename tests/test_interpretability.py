@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -82,6 +83,18 @@ def test_the_sweep_shows_every_image_once_and_samples_those_that_are_costly(
     assert subject.sample_note(subject.perturbed).startswith("5 of 9 images")
     expected = [max(p := classifier.predict(dataset.root / s.path).probabilities, key=p.get) for s in dataset.test]
     assert [classifier.classes[guess] for guess in logits_NK.argmax(1).tolist()] == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 96, 5794])
+def test_wilsons_interval_solves_its_equation(count: int) -> None:
+    """Its ends are the truths p from which the share lies z standard deviations away: n (share - p)² = z² p (1 - p)."""
+    z = NormalDist().inv_cdf(0.975)
+    for right in (0, 1, count // 3, count - 1, count):
+        share = right / count
+        found = wilson_interval(share, count)
+        expected = sorted(np.roots([count + z * z, -2 * right - z * z, right * share]))
+        assert found == pytest.approx(expected, abs=1e-9)
+        assert 0 <= found[0] <= share <= found[1] <= 1
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_promise() -> None:

@@ -22,7 +22,8 @@ from likethat.data.cache import decode_samples
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.loaders import hold
 from likethat.errors import UserError
-from likethat.report.path import count_ticks, draw_path
+from likethat.report.charts import logarithmic_ticks
+from likethat.report.path import draw_path
 from likethat.run_data import open_run_data
 from likethat.training.engine import last_layer_images
 from likethat.training.last_layer import kkt_residual
@@ -271,7 +272,7 @@ def test_the_picture_of_any_path(points: list[tuple[int, int]], budget: int) -> 
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6))
 def test_ticks_lie_on_the_axis(low: int, more: int) -> None:
-    ticks = count_ticks(low, low + more)
+    ticks = logarithmic_ticks(low, low + more)
     assert 1 <= len(ticks) <= 6
     assert ticks == sorted(set(ticks))
     assert all(low <= tick <= low + more for tick in ticks)

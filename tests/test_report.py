@@ -14,7 +14,8 @@ from likethat.errors import UserError
 from likethat.explaining.explanation import explain
 from likethat.explaining.page import write_explanations
 from likethat.explaining.pictures import Pictures
-from likethat.report.curves import HEIGHT, charts, nice_ticks
+from likethat.report.charts import round_ticks
+from likethat.report.curves import HEIGHT, PROJECTION, STAGE, epoch_charts
 from likethat.report.html import write_report
 
 HOSTILE = ('<script>alert("x")</script>', "owl' onload='alert(1)", 'wren & "co" {{ 7 * 7 }}')
@@ -176,26 +177,31 @@ def test_damaged_metrics_get_a_sentence(tmp_path: Path) -> None:
 
 def test_curves_leave_out_what_cannot_be_drawn() -> None:
     entries = [{"stage": "warm", "train": {"loss": loss}} for loss in (4.0, float("nan"), 2.0, float("inf"), 0.0)]
-    (chart,) = charts(entries)
-    (line,) = chart.lines
-    heights = [float(point.split(",")[1]) for point in line.points.split()]
+    (chart,) = epoch_charts(entries)
+    (points,) = [attrs["points"] or "" for tag, attrs in Tags(chart.svg).tags if tag == "polyline"]
+    heights = [float(point.split(",")[1]) for point in points.split()]
     assert len(heights) == 3
     assert heights[0] < heights[1] < heights[2] < HEIGHT
-    assert line.last == "0"
+    assert chart.last == {"train": "0"}
 
 
 def test_curves_mark_stages_and_projections_where_they_happened() -> None:
-    chart = charts(METRICS)[0]
+    chart = epoch_charts([*METRICS[:4], {"stage": "last_layer", "train": {"accuracy": 1.0}}, *METRICS[4:]])[0]
     assert chart.title == "Accuracy"
-    assert [stage.name for stage in chart.stages] == ["warm", "joint"]
-    assert chart.stages[0].x + chart.stages[0].width == pytest.approx(chart.stages[1].x)
-    end = chart.stages[1].x + chart.stages[1].width
-    assert [mark.x for mark in chart.projections] == [pytest.approx(end)]
+    picture = Tags(chart.svg)
+    assert re.search(r"\bwarm\b.*\bjoint\b", picture.text, re.DOTALL)
+    warm, solved = (attrs for _, attrs in picture.tags if attrs.get("fill") == STAGE)
+    field = float(solved["x"] or 0) + float(solved["width"] or 0) - float(warm["x"] or 0)
+    assert float(warm["width"] or 0) == pytest.approx(field * 2 / 5, abs=0.1)
+    assert float(solved["width"] or 0) == pytest.approx(field / 5, abs=0.1), "behind the two epochs of joint"
+    (projection,) = (attrs for _, attrs in picture.tags if attrs.get("stroke") == PROJECTION)
+    assert float(projection["x1"] or 0) == pytest.approx(float(solved["x"] or 0) + float(solved["width"] or 0), abs=0.1)
+    assert float(projection["x2"] or 0) == float(projection["x1"] or 0)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2, 0.7), (2.0, 2.0), (0.0, 0.0), (1e-7, 3e-7), (0, 12345)])
 def test_ticks_are_round_and_span_the_values(low: float, high: float) -> None:
-    ticks = nice_ticks(low, high)
+    ticks = round_ticks(low, high)
     assert 2 <= len(ticks) <= 7
     assert ticks[0] <= low
     assert ticks[-1] >= high

@@ -139,6 +139,8 @@ def test_auroc_and_fpr95_are_scikit_learns(known: list[float], other: list[float
     known_n, other_m = np.array(known), np.array(other)
     truth, values = np.r_[np.ones(len(known)), np.zeros(len(other))], np.r_[known_n, other_m]
     assert auroc(known_n, other_m) == pytest.approx(roc_auc_score(truth, values))
+    pairs = [(a > b) + (a == b) / 2 for a in known for b in other]
+    assert auroc(known_n, other_m) == pytest.approx(sum(pairs) / len(pairs), abs=1e-15)
     false_positive, true_positive, _ = roc_curve(truth, values, drop_intermediate=False)
     assert fpr95(known_n, other_m) == pytest.approx(false_positive[np.argmax(true_positive >= 0.95 - 1e-12)])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 from torch import Tensor
 
 RESAMPLES = 1000
-Z = 1.959964  # of the normal distribution, at 95 %
 
 HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # what is better
 
@@ -83,11 +81,11 @@ class About:
 
 
 def wilson_interval(share: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share seen in so many draws."""
-    middle = (share + Z * Z / (2 * count)) / (1 + Z * Z / count)
-    half = Z / (1 + Z * Z / count) * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
-    # Rounding must not leave the share itself outside.
-    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+    """Return the 95 % interval of a share seen in so many draws."""
+    from scipy.stats import binomtest  # takes a second
+
+    found = binomtest(round(share * count), count).proportion_ci(method="wilson")
+    return min(share, float(found.low)), max(share, float(found.high))  # rounding must not leave the share outside
 
 
 def resamples_of(count: int) -> list[int]:

@@ -8,118 +8,95 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from likethat.report.charts import (
+    ACCENT,
+    SOFT,
+    Axis,
+    draw_bar,
+    draw_curve,
+    draw_grid,
+    draw_line,
+    draw_svg,
+    draw_text,
+    round_ticks,
+)
+
 WIDTH, HEIGHT = 320, 190
-LEFT, RIGHT, TOP, BOTTOM = 44, 8, 22, 24  # margins around the field
+LEFT, RIGHT, TOP, BOTTOM = 46, 8, 22, 24  # margins around the field
 FIRST = ("accuracy", "loss", "cross_entropy", "cluster", "separation")  # in this order; others follow
 TITLES = {"cross_entropy": "Cross entropy", "cluster": "Cluster cost", "separation": "Separation cost"}
+COLOURS = {"train": SOFT, "val": ACCENT}
+STAGE, PROJECTION = "var(--card)", "var(--other)"  # colours of the page
 
 
 @dataclass(frozen=True)
-class Line:
-    name: str  # train or val
-    points: str  # of an SVG polyline
-    last: str
+class EpochChart:
+    """A picture of one quantity, and what the caption says above it."""
 
-
-@dataclass(frozen=True)
-class Mark:
-    """A stage (from x to x + width) or, of width 0, a projection."""
-
-    name: str
-    x: float
-    width: float
-
-
-@dataclass(frozen=True)
-class Chart:
     title: str
-    lines: tuple[Line, ...]
-    stages: tuple[Mark, ...]
-    projections: tuple[Mark, ...]
-    x_ticks: tuple[tuple[float, str], ...]
-    y_ticks: tuple[tuple[float, str], ...]
+    last: dict[str, str]  # of train and val, as far as they are there
+    svg: str
 
 
-def charts(metrics: Sequence[dict[str, Any]]) -> list[Chart]:
-    """One chart a quantity. Epochs are counted through the whole run."""
+def epoch_charts(metrics: Sequence[dict[str, Any]]) -> list[EpochChart]:
+    """Draw one chart a quantity. Epochs are counted through the whole run."""
     epochs = [entry for entry in metrics if isinstance(entry.get("train"), dict)]
-    if not epochs:
-        return []
-    names = list(dict.fromkeys(name for entry in epochs for part in ("train", "val") for name in entry.get(part) or {}))
+    names = list(dict.fromkeys(name for entry in epochs for part in COLOURS for name in entry.get(part) or {}))
     names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-    drawn = [_chart(name, epochs, metrics) for name in names]
-    return [chart for chart in drawn if chart.lines]
+    drawn = [_draw_chart(name, epochs, metrics) for name in names]
+    return [chart for chart in drawn if chart is not None]
 
 
-def _chart(name: str, epochs: Sequence[dict[str, Any]], metrics: Sequence[dict[str, Any]]) -> Chart:
-    values = {part: [_number(entry, part, name) for entry in epochs] for part in ("train", "val")}
-    known = [value for line in values.values() for value in line if value is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    ticks = [tick / 100 for tick in range(0, 101, 20)] if name == "accuracy" else nice_ticks(low, high)
-    low, high = min(low, ticks[0]), max(high, ticks[-1])
-    percent = name == "accuracy"
-
-    def y(value: float) -> float:
-        return round(TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low), 1)
-
-    def text(value: float) -> str:
-        return f"{value:.1%}" if percent else f"{value:.3g}"
-
-    lines = []
-    for part, numbers in values.items():
-        points = [(_x(i + 0.5, len(epochs)), number) for i, number in enumerate(numbers) if number is not None]
-        if points:
-            drawn = " ".join(f"{x},{y(number)}" for x, number in points)
-            lines.append(Line(part, drawn, text(points[-1][1])))
-    return Chart(
-        title=TITLES.get(name, name.replace("_", " ").capitalize()),
-        lines=tuple(lines),
-        stages=_stages(epochs),
-        projections=_projections(metrics, len(epochs)),
-        x_ticks=tuple((_x(n - 0.5, len(epochs)), str(n)) for n in _epoch_ticks(len(epochs))),
-        y_ticks=tuple((y(tick), f"{tick:.0%}" if percent else f"{tick:g}") for tick in ticks),
-    )
+def _draw_chart(name: str, epochs: Sequence[dict[str, Any]], metrics: Sequence[dict[str, Any]]) -> EpochChart | None:
+    """Return None where no value can be drawn."""
+    curves = {
+        part: [
+            (epoch + 0.5, value)
+            for epoch, entry in enumerate(epochs)
+            if (value := _number(entry, part, name)) is not None
+        ]
+        for part in COLOURS
+    }
+    curves = {part: points for part, points in curves.items() if points}
+    if not curves:
+        return None
+    is_share, values = name == "accuracy", [value for points in curves.values() for _, value in points]
+    ticks = [tick / 100 for tick in range(0, 101, 20)] if is_share else round_ticks(min(values), max(values))
+    x = Axis(0, len(epochs), LEFT, WIDTH - RIGHT)
+    y = Axis(min(ticks[0], *values), max(ticks[-1], *values), HEIGHT - BOTTOM, TOP)
+    parts = _draw_stages(epochs, x, y)
+    parts += draw_grid(x, y, ticks, [f"{tick:.0%}" if is_share else f"{tick:g}" for tick in ticks])
+    parts += [draw_text(x(epoch - 0.5), HEIGHT - 8, str(epoch)) for epoch in _epoch_ticks(len(epochs))]
+    done = 0
+    for entry in metrics:
+        done += isinstance(entry.get("train"), dict)
+        if entry.get("stage") == "project":
+            parts.append(draw_line((x(done), x(done)), (y.end, y.start), PROJECTION, dashes="3 3"))
+    parts += [draw_curve([(x(e), y(v)) for e, v in points], COLOURS[part], 2) for part, points in curves.items()]
+    title = TITLES.get(name, name.replace("_", " ").capitalize())
+    last = {part: f"{points[-1][1]:{'.1%' if is_share else '.3g'}}" for part, points in curves.items()}
+    return EpochChart(title, last, draw_svg(WIDTH, HEIGHT, f"{title} by epoch", parts, font_size=10))
 
 
 def _number(entry: dict[str, Any], part: str, name: str) -> float | None:
-    """None where there is none, or one that cannot be drawn."""
+    """Return None where there is none, or one that cannot be drawn."""
     value = (entry.get(part) or {}).get(name)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _x(epoch: float, epochs: int) -> float:
-    return round(LEFT + (WIDTH - LEFT - RIGHT) * epoch / epochs, 1)
-
-
-def _stages(epochs: Sequence[dict[str, Any]]) -> tuple[Mark, ...]:
-    marks, done = [], 0
-    for stage, group in groupby(str(entry["stage"]) for entry in epochs):
-        count = len(list(group))
-        start, end = _x(done, len(epochs)), _x(done + count, len(epochs))
-        marks.append(Mark(stage.replace("_", " "), start, end - start))
-        done += count
-    return tuple(marks)
-
-
-def _projections(metrics: Sequence[dict[str, Any]], epochs: int) -> tuple[Mark, ...]:
-    marks, done = [], 0
-    for entry in metrics:
-        done += isinstance(entry.get("train"), dict)
-        if entry.get("stage") == "project":
-            marks.append(Mark("projection", _x(done, epochs), 0))
-    return tuple(marks)
+def _draw_stages(epochs: Sequence[dict[str, Any]], x: Axis, y: Axis) -> list[str]:
+    """Draw every other stage with a darker ground, and the names of those that have room for one."""
+    parts, done = [], 0
+    for number, (stage, group) in enumerate(groupby(str(entry["stage"]) for entry in epochs)):
+        start, done = done, done + len(list(group))
+        sides, name = (x(start), x(done)), stage.replace("_", " ")
+        if number % 2 == 0:
+            parts.append(draw_bar(sides, (y.end, y.start), STAGE))
+        if sides[1] - sides[0] > 24:
+            parts.append(draw_text(sides[0] + 4, 16, name, anchor="start"))
+    return parts
 
 
 def _epoch_ticks(epochs: int) -> list[int]:
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, epochs) if epochs / step <= 6)
     return [1, *range(step, epochs + 1, step)] if step > 1 else list(range(1, epochs + 1))
-
-
-def nice_ticks(low: float, high: float) -> list[float]:
-    """Three to six round numbers that span the values."""
-    span = (high - low) or abs(high) or 1.0
-    power = 10.0 ** math.floor(math.log10(span / 4))
-    step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= 4)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    last = max(last, first + 1)
-    return [round(number * step, 12) for number in range(first, last + 1)]

@@ -12,7 +12,7 @@ from likethat.explaining.explanation import Explanation
 from likethat.explaining.page import write_page
 from likethat.explaining.pictures import Pictures
 from likethat.metrics.figure import wilson_interval
-from likethat.report.curves import HEIGHT, WIDTH, charts
+from likethat.report.curves import epoch_charts
 from likethat.report.measured import read_measured
 from likethat.report.path import draw_path
 
@@ -47,8 +47,7 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         edits=run_dir.read_edits(run),
         cycles=_cycles(metrics),
         seconds=sum(entry.get("seconds", 0.0) for folder in folders for entry in run_dir.read_metrics(folder)),
-        charts=charts(metrics),
-        chart_size=(WIDTH, HEIGHT),
+        charts=epoch_charts(metrics),
         pieced=record.config.augment.cutmix > 0 and "joint" in last,
         classifier=classifier,
         nonzero=int((weight_KP != 0).sum()),
@@ -78,8 +77,7 @@ def write_plain_report(run: Path, backbone: str, classes: Sequence[str]) -> Path
         backbone=backbone,
         classes=classes,
         counts=run_dir.read_record(run).data.counts,
-        charts=charts(metrics),
-        chart_size=(WIDTH, HEIGHT),
+        charts=epoch_charts(metrics),
         cycles=(),
     )
 

@@ -2,78 +2,43 @@
 
 from __future__ import annotations
 
-import html
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from likethat.report.curves import nice_ticks
+from likethat.report import charts
+from likethat.report.charts import ACCENT, INK, SOFT, draw_line, draw_point, draw_text
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 34, 48
 LEAST_SPAN = 0.04  # of the accuracies on the axis
-# Colours of the page the picture stands in, or their own.
-INK, SOFT = "var(--ink, #1c2024)", "var(--soft, #626a75)"
-LINE, ACCENT = "var(--line, #e3e6ea)", "var(--accent, #0f766e)"
 
 
 def draw_path(path: Sequence[dict[str, Any]], chosen: int, budget: int) -> str:
-    """An SVG of the points (connections, accuracy), with the chosen one and the budget marked."""
+    """Return an SVG of the points (connections, accuracy), with the chosen one and the budget marked."""
     counts = [point["connections"] for point in path]
     shares = [point["accuracy"] for point in path]
-    low, high = math.log(min(counts)), math.log(max(max(counts), min(counts) + 1))
+    fewest, most = min(counts), max(counts)
     least = max(0.0, min(min(shares), max(shares) - LEAST_SPAN))
-    ticks = nice_ticks(least, max(max(shares), least + LEAST_SPAN))
-    bottom, top = ticks[0], ticks[-1]
-
-    def x(count: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * (math.log(count) - low) / (high - low), 1)
-
-    def y(share: float) -> float:
-        return round(TOP + (HEIGHT - TOP - BOTTOM) * (top - share) / (top - bottom), 1)
-
-    floor = HEIGHT - BOTTOM
-    digits = max(0, -math.floor(math.log10(100 * (ticks[1] - ticks[0])) + 1e-9))
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" '
-        'aria-label="Validation accuracy by number of connections" font-family="system-ui, sans-serif" font-size="12">'
-    ]
-    for tick in ticks:
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick)}" y2="{y(tick)}" stroke="{LINE}"/>')
-        parts.append(svg_text(LEFT - 8, y(tick) + 4, f"{tick:.{digits}%}", SOFT, "end"))
-    for count in count_ticks(min(counts), max(counts)):
-        parts.append(f'<line x1="{x(count)}" x2="{x(count)}" y1="{floor}" y2="{floor + 5}" stroke="{SOFT}"/>')
-        parts.append(svg_text(x(count), floor + 18, f"{count:,}", SOFT))
-    parts.append(svg_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "connections that are not zero", SOFT))
-    parts.append(svg_text(LEFT - 8, 18, "accuracy on validation", SOFT, "start"))
-    if min(counts) <= budget <= max(counts):
-        parts.append(
-            f'<line x1="{x(budget)}" x2="{x(budget)}" y1="{TOP}" y2="{floor}" stroke="{SOFT}" stroke-dasharray="4 4"/>'
-        )
-        anchor = "end" if x(budget) > WIDTH / 2 else "start"
-        shift = -6 if anchor == "end" else 6
-        parts.append(svg_text(x(budget) + shift, floor - 8, f"budget {budget:,}", SOFT, anchor))
-    points = " ".join(f"{x(count)},{y(share)}" for count, share in zip(counts, shares, strict=True))
-    parts.append(f'<polyline points="{points}" fill="none" stroke="{ACCENT}" stroke-width="1.5"/>')
-    for number, point in enumerate(points.split(" ")):
-        cx, cy = point.split(",")
-        if number == chosen:
-            parts.append(f'<circle cx="{cx}" cy="{cy}" r="9" fill="none" stroke="{ACCENT}" stroke-width="2"/>')
-        parts.append(f'<circle cx="{cx}" cy="{cy}" r="3.5" fill="{ACCENT}"/>')
+    ticks = charts.round_ticks(least, max(max(shares), least + LEAST_SPAN))
+    floor, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    x = charts.Axis(fewest, max(most, fewest + 1), LEFT, right, logarithmic=True)
+    y = charts.Axis(ticks[0], ticks[-1], floor, TOP)
+    parts = charts.draw_grid(x, y, ticks, charts.percent_labels(ticks))
+    for count in charts.logarithmic_ticks(fewest, most):
+        parts.append(draw_line((x(count), x(count)), (floor, floor + 5), SOFT))
+        parts.append(draw_text(x(count), floor + 18, f"{count:,}"))
+    parts.append(draw_text((LEFT + right) / 2, HEIGHT - 8, "connections that are not zero"))
+    parts.append(draw_text(LEFT - 8, 18, "accuracy on validation", anchor="start"))
+    if fewest <= budget <= most:
+        place = x(budget)
+        parts.append(draw_line((place, place), (TOP, floor), SOFT, dashes="4 4"))
+        shift, anchor = (-6, "end") if place > WIDTH / 2 else (6, "start")
+        parts.append(draw_text(place + shift, floor - 8, f"budget {budget:,}", anchor=anchor))
+    points = [(x(count), y(share)) for count, share in zip(counts, shares, strict=True)]
+    parts.append(charts.draw_curve(points, ACCENT, 1.5))
+    parts += [draw_point(*point, ACCENT, 3.5) for point in points]
+    cx, cy = points[chosen]
+    parts.append(f'<circle cx="{cx}" cy="{cy}" r="9" fill="none" stroke="{ACCENT}" stroke-width="2"/>')
     here = f"{counts[chosen]:,} connections, {shares[chosen]:.1%}"
-    parts.append(svg_text(WIDTH - RIGHT, 18, f"chosen: {here}", INK, "end"))
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def svg_text(x: float, y: float, text: str, colour: str, anchor: str = "middle", *, bold: bool = False) -> str:
-    weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}"{weight}>{html.escape(text)}</text>'
-
-
-def count_ticks(low: int, high: int) -> list[int]:
-    """At most six round numbers between the two, spread over a logarithmic axis; the ends where there are none."""
-    round_numbers = [digit * 10**power for power in range(13) for digit in (1, 2, 5)]
-    inside = [number for number in round_numbers if low <= number <= high]
-    if len(inside) > 6:
-        inside = [number for number in inside if str(number)[0] == "1"]
-    return inside[:: max(1, -(-len(inside) // 6))] if len(inside) > 1 else sorted({low, high})
+    parts.append(draw_text(right, 18, f"chosen: {here}", INK, "end"))
+    return charts.draw_svg(WIDTH, HEIGHT, "Validation accuracy by number of connections", parts)
