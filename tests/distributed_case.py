@@ -123,5 +123,5 @@ def work(file: Path) -> dict[str, Tensor]:
 if __name__ == "__main__":
     with distributed.session():
         results = work(Path(sys.argv[1]).with_suffix(".scores"))
-        if distributed.is_first():
+        if distributed.is_main_process():
             save_tensors(Path(sys.argv[1]), results)

@@ -11,7 +11,7 @@ import torch
 from likethat import run_dir
 from likethat.checkpoint import save_tensors
 from likethat.config import resolve
-from likethat.distributed import barrier, is_first
+from likethat.distributed import barrier, is_main_process
 from likethat.errors import UserError
 from likethat.metrics.accuracy import evaluate_logits
 from likethat.models.backbone import place
@@ -75,7 +75,7 @@ def train_baseline(
         with display.task("test images") as advance:
             logits_NK = classify_images(model, test, advance)
         evaluation = evaluate_logits(logits_NK, test.label_N, classes, "test")
-        if is_first():
+        if is_main_process():
             save_tensors(out / run_dir.MODEL, model.state_dict())
             write_metrics(out, [*progress.metrics, {"stage": "test", **evaluation.to_dict()}])
             write_plain_report(out, config.model.backbone, classes)

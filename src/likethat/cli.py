@@ -82,7 +82,7 @@ def _work_together(args: argparse.Namespace) -> int:
     if args.function not in TOGETHER or getattr(args, "interpretability", False):
         raise UserError("Only train, baseline, evaluate and atlas use several processes; start this without torchrun.")
     with distributed.session(), open(os.devnull, "w", errors="replace") as nowhere:
-        stdout = sys.stdout if distributed.is_first() else nowhere
+        stdout = sys.stdout if distributed.is_main_process() else nowhere
         with redirect_stdout(stdout):
             return int(args.function(args))
 

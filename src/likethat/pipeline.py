@@ -18,7 +18,7 @@ from likethat.config import AUTO_WIDTH, Config, resolve
 from likethat.data.cache import LoadedDataSet, load_dataset
 from likethat.data.dataset import DataSet, fingerprint, open_dataset
 from likethat.data.loaders import Images, hold
-from likethat.distributed import barrier, is_first, world
+from likethat.distributed import barrier, is_main_process, world_size
 from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation, explain_batch
 from likethat.explaining.gallery import draw_prototypes, save_prototypes
@@ -97,11 +97,11 @@ def train(
         begin(out, record, saved)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]
-        observe = tensorboard_observer(out) if tensorboard and is_first() else None
+        observe = tensorboard_observer(out) if tensorboard and is_main_process() else None
         classes = prepared.dataset.classes
         course = Course(train_images, val_images, classes, config, out, display, stop, observe)
         progress = fit(model, plain, course)
-        if config.model.latent_width == AUTO_WIDTH and is_first():
+        if config.model.latent_width == AUTO_WIDTH and is_main_process():
             with_chosen_width(record, model).write(out)
         return finish(out, model, progress, prepared, display)
 
@@ -127,7 +127,7 @@ def open_out(out: Path, config: Config, kind: str, *, resume: bool, overwrite: b
 def begin(out: Path, record: RunRecord, saved: RunRecord | None) -> None:
     """An earlier run is removed only now that images and weights are known to be good."""
     barrier()
-    if is_first():
+    if is_main_process():
         if saved is None:
             run_dir.clear_out(out)
         record.write(out)
@@ -170,7 +170,7 @@ def prepare(
             config.model.input_size,
             skip_bad=config.data.skip_bad,
             # Of several processes each decodes a share, and all use the file.
-            cache_file=out / run_dir.PIXELS if too_large or world() > 1 else None,
+            cache_file=out / run_dir.PIXELS if too_large or world_size() > 1 else None,
             progress=go_on,
         )
     _tell_problems(loaded, config.data.skip_bad, display)
@@ -254,7 +254,7 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     if unsolved:
         measured = [measure(unsolved_NK, test.label_N) for unsolved_NK in unsolved]
         metrics = [*metrics, {"stage": "test_projection", "before": measured[0], "after": measured[1]}]
-    if not is_first():
+    if not is_main_process():
         barrier()
         return load(out, str(test.device))
     save_tensors(out / run_dir.MODEL, model.state_dict())

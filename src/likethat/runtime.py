@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from likethat.distributed import local_rank, world
+from likethat.distributed import local_rank, world_size
 from likethat.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def resolve_device(name: str = "auto") -> torch.device:
     has no way between them."""
     import torch
 
-    mps = torch.backends.mps.is_available() and world() == 1
+    mps = torch.backends.mps.is_available() and world_size() == 1
     available = {"cuda": torch.cuda.is_available(), "mps": mps, "cpu": True}
     if name == "auto":
         name = next(kind for kind, usable in available.items() if usable)
@@ -39,7 +39,7 @@ def resolve_device(name: str = "auto") -> torch.device:
     if device.type != "cuda":
         return device
     # Tensors say cuda:0 of themselves, so the device must too.
-    device = torch.device("cuda", local_rank() if device.index is None or world() > 1 else device.index)
+    device = torch.device("cuda", local_rank() if device.index is None or world_size() > 1 else device.index)
     if device.index >= torch.cuda.device_count():
         raise UserError(f"There is no {device}; this machine has {torch.cuda.device_count()} CUDA devices.")
     return device

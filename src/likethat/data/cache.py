@@ -22,7 +22,7 @@ from likethat.data.journal import (
     unchanged,
     write_together,
 )
-from likethat.distributed import barrier, first_says, is_first, own_part, rank, world
+from likethat.distributed import barrier, broadcast_object, is_main_process, own_shard, rank, world_size
 from likethat.errors import UserError
 from likethat.runtime import check_disk, open_to_fill
 
@@ -72,7 +72,7 @@ def load_dataset(
         if cache_file is None:
             _move_together(pixels, good)
         elif bad:
-            if is_first():
+            if is_main_process():
                 _remove_journals(cache_file)  # rows move, so that they would lie
                 moved = np.load(cache_file, mmap_mode="r+")
                 _move_together(moved, good)
@@ -126,9 +126,9 @@ def _decode_to_file(
 ) -> list[Row]:
     """Goes on where an earlier call was stopped or killed: what is done, of unchanged files, is not read again."""
     header = header_of(samples, shape)
-    wanted = first_says(_open_cache(cache_file, shape, header, root, samples) if is_first() else [])
-    own = wanted[own_part(len(wanted))]
-    journal = Journal(journal_of(cache_file, rank()), header, goes_on=is_first())
+    wanted = broadcast_object(_open_cache(cache_file, shape, header, root, samples) if is_main_process() else [])
+    own = wanted[own_shard(len(wanted))]
+    journal = Journal(journal_of(cache_file, rank()), header, goes_on=is_main_process())
     known, size = len(samples) - len(wanted), math.prod(shape[1:])
     start = cache_file.stat().st_size - len(samples) * size
     with open_to_fill(cache_file) as file:
@@ -153,7 +153,7 @@ def _decode_to_file(
             os.fsync(file.fileno())
             journal.close()
     barrier()
-    rows = read_rows([journal_of(cache_file, process) for process in range(world())], header)
+    rows = read_rows([journal_of(cache_file, process) for process in range(world_size())], header)
     barrier()  # nobody changes what another still reads
     return [rows[number] for number in range(len(samples))]
 

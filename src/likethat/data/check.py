@@ -13,7 +13,7 @@ from PIL import Image
 
 from likethat.data.dataset import PARTS, DataSet, Sample
 from likethat.data.decode import ImageError, read_image
-from likethat.distributed import local_world
+from likethat.distributed import local_world_size
 from likethat.errors import UserError
 
 Progress = Callable[[int, int], None]  # files done, files in all
@@ -167,7 +167,7 @@ def map_in_threads(
     """
     if workers is None:
         processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-        workers = max(1, len(processors) // local_world())
+        workers = max(1, len(processors) // local_world_size())
     under_way: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:

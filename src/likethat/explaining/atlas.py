@@ -15,7 +15,7 @@ from likethat.classifier import Classifier, Prototype
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import DataSet, Sample, fingerprint
 from likethat.data.decode import Box
-from likethat.distributed import join
+from likethat.distributed import gather_rows
 from likethat.errors import UserError
 from likethat.explaining.boxes import activation_boxes
 from likethat.explaining.latent import Latent, latent_space
@@ -153,7 +153,7 @@ def _sweep(
         search.offer(index_B, output.distance_BPHW)
         points_B, leader_B = (output.score_BP * model.last_layer.weight[label_B]).max(1)
         leader_N2[index_B] = torch.stack([points_B.cpu().double(), leader_B.cpu().double()], 1)
-    return search.found(), join(leader_N2)
+    return search.found(), gather_rows(leader_N2)
 
 
 def _count_leads(classifier: Classifier, leaders: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from likethat.data.loaders import Images
-from likethat.distributed import join, own_part, total
+from likethat.distributed import all_reduce_sum, gather_rows, own_shard
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, reset_last_layer
 from likethat.progress import Advance
@@ -98,11 +98,11 @@ def find_telling_patches(plain: PlainClassifier, images: Images, count: int, adv
         seen += len(flat_SC)
         total_C = total_C + flat_SC.sum(0).cpu().double()
         product_CC = product_CC + (flat_SC.T @ flat_SC).cpu().double()
-    patches = int(total(torch.tensor(seen)))
-    mean_C = total(total_C) / patches
-    covariance_CC = total(product_CC) / patches - torch.outer(mean_C, mean_C)
-    features = None if feature_NtC is None else join(feature_NtC)
-    return TellingPatches(join(place_Nt), join(evidence_Nt), features, mean_C, covariance_CC)
+    patches = int(all_reduce_sum(torch.tensor(seen)))
+    mean_C = all_reduce_sum(total_C) / patches
+    covariance_CC = all_reduce_sum(product_CC) / patches - torch.outer(mean_C, mean_C)
+    features = None if feature_NtC is None else gather_rows(feature_NtC)
+    return TellingPatches(gather_rows(place_Nt), gather_rows(evidence_Nt), features, mean_C, covariance_CC)
 
 
 def candidates_by_class(
@@ -185,7 +185,7 @@ def calibrate(model: ProtoPNet, images: Images, source_P: Tensor) -> None:
         logits_BKL = (score_BP @ mean_KP.T)[..., None] * scale_L
         label_BL = label_B[:, None].expand(-1, len(SCALES))
         entropy_NL[image_B] = F.cross_entropy(logits_BKL, label_BL, label_smoothing=SMOOTHING, reduction="none")
-    best = SCALES[int(join(entropy_NL).mean(0).argmin())]
+    best = SCALES[int(gather_rows(entropy_NL).mean(0).argmin())]
     reset_last_layer(model, best / float(own_KP.sum(1).float().mean()), 0.0)
 
 
@@ -205,9 +205,9 @@ def embed(model: ProtoPNet, images: Images, image_S: Tensor, place_S: Tensor) ->
     layer = model.prototype_layer
     image_U, inverse_S = image_S.unique(return_inverse=True)
     vector_SD = layer.vectors().new_zeros(len(image_S), layer.vectors().shape[1])
-    part = own_part(len(image_U), EVAL_BATCH)
+    part = own_shard(len(image_U), EVAL_BATCH)
     for start in range(part.start, part.stop, EVAL_BATCH):
         patch_BDS = layer.patches(model.latent(images.batch(image_U[start : start + EVAL_BATCH])[0])).flatten(2)
         here_s = ((inverse_S >= start) & (inverse_S < start + EVAL_BATCH)).nonzero()[:, 0]
         vector_SD[here_s] = patch_BDS[inverse_S[here_s] - start, :, place_S[here_s]]
-    return join(vector_SD)
+    return gather_rows(vector_SD)

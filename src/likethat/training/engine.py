@@ -13,7 +13,7 @@ from likethat.config import Config
 from likethat.data.cache import CHUNK, decode_chunk
 from likethat.data.dataset import Sample
 from likethat.data.loaders import Images, ViewedImages, hold, views_of
-from likethat.distributed import join, own_part
+from likethat.distributed import gather_rows, own_shard
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import PrototypeLayer
@@ -44,7 +44,7 @@ def batches_of(images: Images, advance: Advance | None = None) -> Batches:
 
 def own_batches_of(images: Images, advance: Advance | None = None) -> Batches:
     """Those that this process sees to, of several that share a pass."""
-    return _batches(images, own_part(len(images), EVAL_BATCH), advance)
+    return _batches(images, own_shard(len(images), EVAL_BATCH), advance)
 
 
 def _batches(images: Images, part: slice, advance: Advance | None) -> Batches:
@@ -63,7 +63,7 @@ def own_batches_of_files(
     advance: Advance | None = None,
 ) -> Batches:
     """The same of image files, decoded when they are needed, so that there may be any number of them."""
-    part = own_part(len(samples), EVAL_BATCH)
+    part = own_shard(len(samples), EVAL_BATCH)
     for start in range(part.start, part.stop, CHUNK):
         chunk = tuple(samples[start : min(start + CHUNK, part.stop)])
         pixels = decode_chunk(root, chunk, size_hw).pixels
@@ -88,7 +88,7 @@ def score_images(model: ProtoPNet, images: Images, advance: Advance | None = Non
     for index_B, x_B3HW, _ in own_batches_of(images, advance):
         with precision_for(images):
             score_NP[send(index_B, images.device)] = scores_of(model, x_B3HW)
-    return join(score_NP)
+    return gather_rows(score_NP)
 
 
 def scores_of(model: ProtoPNet, x_B3HW: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def join_logits(model: ProtoPNet | PlainClassifier, batches: Batches, count: int
     logits_NK = torch.zeros(count, model.head.out_features, device=device)
     for index_B, x_B3HW, _ in batches:
         logits_NK[send(index_B, device)] = model(x_B3HW).float()
-    return join(logits_NK)
+    return gather_rows(logits_NK)
 
 
 @torch.no_grad()
@@ -132,7 +132,7 @@ def logits_by(
             score_BP = scores_by(layer, z_BDHW)
             with torch.autocast(device.type, enabled=False):
                 logits_NK[send(index_B, device)] = score_BP @ weight_KP.T
-    return [join(logits_NK) for logits_NK in found]
+    return [gather_rows(logits_NK) for logits_NK in found]
 
 
 def groups_within(sizes: Sequence[int], most: int) -> Iterator[range]:

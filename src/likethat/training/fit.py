@@ -14,7 +14,7 @@ from torch import Tensor
 from likethat import run_dir
 from likethat.config import Config
 from likethat.data.loaders import Images, training_batches
-from likethat.distributed import any_process, is_first, same_model, world
+from likethat.distributed import any_process, broadcast_model, is_main_process, world_size
 from likethat.errors import Interrupted, UserError
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
@@ -40,7 +40,7 @@ class Saver:
         self.progress, self.run, self.last = progress, run, time.monotonic()
 
     def save(self) -> None:
-        if is_first():
+        if is_main_process():
             save_progress(self.progress, self.run)
         self.last = time.monotonic()
 
@@ -73,7 +73,7 @@ def fit(model: ProtoPNet, plain: PlainClassifier | None, course: Course) -> Prog
     progress = Progress(model, plain)
     follow_plan(make_plan(course.config.train), progress, course)
     model.load_state_dict(progress.best_model)
-    same_model(model)
+    broadcast_model(model)
     model.requires_grad_(False)
     model.eval()
     return progress
@@ -101,7 +101,7 @@ def follow_plan(plan: list[Step], progress: Progress, course: Course) -> None:
                 else:
                     steps.optimise_last_layer(progress, step, train, val, config, course.run, display)
                 if not step.is_epoch:
-                    same_model(progress.model)
+                    broadcast_model(progress.model)
                     progress.share_projection()
                 progress.position += 1
                 if course.observe:
@@ -156,9 +156,10 @@ def _train_epoch(
     batches = training_batches(len(train), settings.batch_size, settings.views, seed_for(*place))
     if learns_from_maps(step.stage, settings):
         batches = rows_of_epoch(batches, len(train), step.epoch, settings)
-    if batches.shape[1] < world():
+    if batches.shape[1] < world_size():
         raise UserError(
-            f"A step has {batches.shape[1]} images for {world()} processes; start fewer, or pass a larger --batch-size."
+            f"A step has {batches.shape[1]} images for {world_size()} processes; start fewer, or pass a larger "
+            "--batch-size."
         )
     with course.display.task(str(step)) as advance:
         for number in range(progress.batch, len(batches)):

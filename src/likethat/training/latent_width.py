@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from likethat.config import Config
 from likethat.data.loaders import Images
-from likethat.distributed import first_says, join
+from likethat.distributed import broadcast_object, gather_rows
 from likethat.models.backbone import Backbone
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
@@ -93,7 +93,7 @@ def choose_latent_width(
                 advance(number * FOLDS + fold + 1, len(widths) * FOLDS)
         right.append(right_n[held >= 0])
     right_WN = torch.stack(right).cpu()
-    return first_says(WidthChoice(widths[smallest_within_noise(right_WN)], widths, right_WN))
+    return broadcast_object(WidthChoice(widths[smallest_within_noise(right_WN)], widths, right_WN))
 
 
 def ranks_in_class(label_N: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def feature_maps(plain: PlainClassifier, images: Images, keep_N: Tensor) -> Feat
     plain.eval()
     for index_B, x_B3HW, _ in own_batches_of(chosen):
         map_NCHW[index_B] = plain.backbone(x_B3HW).cpu()
-    join(map_NHWC)
+    gather_rows(map_NHWC)
     return FeatureMaps(map_NCHW, chosen.label_N, images.device)
 
 

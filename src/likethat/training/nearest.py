@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.loaders import Images
-from likethat.distributed import join_nearest
+from likethat.distributed import gather_nearest
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.training.engine import own_batches_of
@@ -57,7 +57,7 @@ class Search:
 
     def found(self) -> NearestPatches:
         """Of fewer than k images, all; of several processes, an earlier one was offered earlier images."""
-        joined = join_nearest(self.distance_Pk, self.image_Pk, self.map_PkS)
+        joined = gather_nearest(self.distance_Pk, self.image_Pk, self.map_PkS)
         self.distance_Pk, self.image_Pk, self.map_PkS = joined
         count = int((self.image_Pk[0] >= 0).sum())
         map_PkS = self.map_PkS[:, :count]

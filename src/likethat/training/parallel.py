@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from likethat.distributed import total, world
+from likethat.distributed import all_reduce_sum, world_size
 from likethat.training.losses import Costs
 
 # Pictures (or feature maps), and for the V images that each of them shows: labels, shares of the picture, and numbers.
@@ -34,7 +34,7 @@ class Trained(nn.Module):
 def average_gradients(module: nn.Module, costs_of: CostsOf) -> CostsOf:
     """The same costs; going back through them averages the gradients of `module` over the processes. The parameters
     that are trained must be known, and are the first process's from now on."""
-    if world() == 1:
+    if world_size() == 1:
         return costs_of
     # Every step of a stage has the same graph; some backbones have parameters that are not in it.
     return DistributedDataParallel(Trained(module, costs_of), static_graph=True)
@@ -45,11 +45,11 @@ class _SumOfAll(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, values: Tensor) -> Tensor:
-        return total(values.clone())
+        return all_reduce_sum(values.clone())
 
     @staticmethod
     def backward(_: Any, *gradients: Tensor) -> Tensor:
-        return total(gradients[0].clone())
+        return all_reduce_sum(gradients[0].clone())
 
 
 def sum_of_all(values: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def sum_of_all(values: Tensor) -> Tensor:
 def synchronise_norms(model: nn.Module) -> None:
     """BatchNorm that learns its statistics takes them from the whole batch: by torch's own SyncBatchNorm on CUDA, which
     the CPU does not have, and in a few plain operations there."""
-    if world() == 1:
+    if world_size() == 1:
         return
     if next(model.parameters()).device.type == "cuda":
         timm.layers.convert_sync_batchnorm(model)

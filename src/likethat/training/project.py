@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.loaders import Images
-from likethat.distributed import join_nearest, own_part
+from likethat.distributed import gather_nearest, own_shard
 from likethat.errors import UserError
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import squared_distances
@@ -105,9 +105,9 @@ class Candidates:
         self.patch_Kmc[label_k] = torch.where(is_old_kmc, old_number_kmc, number_BS[image_kmc, place_kmc])
         self.distance_Kmc[label_k] = both_kmX.gather(2, order_kmc)
 
-    def join(self) -> None:
-        """Of several processes that were offered one part each, an earlier one earlier patches."""
-        found = join_nearest(self.distance_Kmc, self.patch_Kmc, self.nearest_KmcD)
+    def gather(self) -> None:
+        """Take the nearest of all processes, each of which was offered a shard, an earlier one earlier patches."""
+        found = gather_nearest(self.distance_Kmc, self.patch_Kmc, self.nearest_KmcD)
         self.distance_Kmc, self.patch_Kmc, self.nearest_KmcD = found
 
     def chosen(self) -> tuple[Tensor, Tensor]:
@@ -154,7 +154,7 @@ def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | No
     for labels in groups_within([size] * model.num_classes, MOST_BYTES):
         candidates = Candidates(model, labels)
         first, end = before_K[labels.start - 1] if labels.start else 0, before_K[labels.stop - 1]
-        part = own_part(end - first, EVAL_BATCH)
+        part = own_shard(end - first, EVAL_BATCH)
         for start in range(first + part.start, first + part.stop, EVAL_BATCH):
             index_B = order_N[start : min(start + EVAL_BATCH, first + part.stop)]
             patch_BDHW = layer.patches(model.latent(images.batch(index_B)[0]))
@@ -162,7 +162,7 @@ def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | No
             candidates.offer(label_N[index_B], patch_BDHW, number_BS)
             if advance:
                 advance(start + len(index_B), len(images))
-        candidates.join()
+        candidates.gather()
         yield candidates
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from likethat.distributed import any_process, barrier, is_first, local_world, world
+from likethat.distributed import any_process, barrier, is_main_process, local_world_size, world_size
 from likethat.runtime import check_disk, open_to_fill, physical_memory
 
 MEMORY_SHARE = 0.25  # of the device's memory that a table may take
@@ -30,13 +30,13 @@ def gone_afterwards(file: Path) -> Iterator[None]:
         yield
         barrier()  # every process has done with it
     finally:
-        if is_first():
+        if is_main_process():
             _remove(file)
 
 
 def fill_file(file: Path, shape: tuple[int, ...], what: str, rows: Rows) -> Tensor:
     """The table in `file`, to which each process adds its rows; `what` it is, for the user whose disk is too small."""
-    if is_first():
+    if is_main_process():
         make_file(file, shape, what)
     barrier()
     with open_to_fill(file) as filled:
@@ -45,7 +45,7 @@ def fill_file(file: Path, shape: tuple[int, ...], what: str, rows: Rows) -> Tens
             filled.write(values.cpu().half().numpy().tobytes())
     barrier()
     table = map_file(file, shape)
-    if world() == 1:
+    if world_size() == 1:
         _remove(file)  # the memory stays mapped, and nothing is left behind by a process that is killed
     return table
 
@@ -68,4 +68,4 @@ def _remove(file: Path) -> None:
 
 
 def _memory(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else physical_memory() // local_world()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else physical_memory() // local_world_size()

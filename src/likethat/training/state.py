@@ -22,7 +22,7 @@ from likethat.checkpoint import (
     write_text,
 )
 from likethat.config import TrainConfig
-from likethat.distributed import from_first
+from likethat.distributed import broadcast_tensor
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.training.phases import start_stage
@@ -59,7 +59,7 @@ class Progress:
         """The first process's, on all."""
         if self.projection is not None:
             for values_P in vars(self.projection).values():
-                from_first(values_P)
+                broadcast_tensor(values_P)
 
     def make_teacher(self) -> None:
         """The plain classifier keeps the backbone as it is now; the model's own goes on to change."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from likethat.config import AugmentConfig
 from likethat.data.augment import Views, draw_views, of_shown, show, shown_shares
 from likethat.data.loaders import Images, to_unit
-from likethat.distributed import own_part, rank, total, world
+from likethat.distributed import all_reduce_sum, own_shard, rank, world_size
 from likethat.runtime import send
 from likethat.training.engine import mixed_precision
 from likethat.training.losses import Costs
@@ -50,8 +50,8 @@ class FreshViews:
         first of the slice may show a piece."""
         height, width = self.images.pixel_NHW3.shape[1:3]
         views = draw_views(len(index_B), height / width, self.config, torch.Generator().manual_seed(seed))
-        if world() > 1:
-            part = own_part(len(index_B))
+        if world_size() > 1:
+            part = own_shard(len(index_B))
             own_b = torch.arange(part.start - 1, part.stop) % len(index_B)
             index_B, views = index_B[own_b], views[own_b]
         views = views.to(self.device)
@@ -62,7 +62,7 @@ class FreshViews:
         views = Views(*drawn)
         x_B3HW = show(to_unit(pixel_BHW3), views)
         shown = (x_B3HW, of_shown(label_B, views), shown_shares(views), of_shown(image_B, views))
-        return shown if world() == 1 else tuple(value[1:] for value in shown)
+        return shown if world_size() == 1 else tuple(value[1:] for value in shown)
 
 
 class TrainStep:
@@ -85,7 +85,7 @@ class TrainStep:
         self.costs_of = compiled(costs_of, tell) if compile else costs_of
         self.graph: torch.cuda.CUDAGraph | None = None
         self.steps = 0
-        self.recordable = source.device.type == "cuda" and world() == 1
+        self.recordable = source.device.type == "cuda" and world_size() == 1
         self.inputs: list[Tensor] = []
         self.costs: Costs = {}
 
@@ -113,7 +113,7 @@ class TrainStep:
             costs = self.costs_of(*shown)
         self.optimizer.zero_grad(set_to_none=True)
         # Costs are means over pictures; gradients are averaged over processes, whatever the size of their slices.
-        loss = costs["loss"] if world() == 1 else costs["loss"] * (share * world())
+        loss = costs["loss"] if world_size() == 1 else costs["loss"] * (share * world_size())
         loss.backward()
         self.optimizer.step()
         return _over_all({name: value.detach() for name, value in costs.items()}, share)
@@ -167,7 +167,7 @@ def compiled(costs_of: CostsOf, tell: Callable[[str], None]) -> CostsOf:
 
 def _over_all(costs: Costs, share: float) -> Costs:
     """The means over the whole batch, of which this process has seen a share."""
-    if world() == 1:
+    if world_size() == 1:
         return costs
-    values = total(torch.stack([value.float() for value in costs.values()]) * share)
+    values = all_reduce_sum(torch.stack([value.float() for value in costs.values()]) * share)
     return dict(zip(costs, values.unbind(), strict=True))

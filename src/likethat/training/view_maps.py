@@ -18,7 +18,7 @@ from torch import Tensor
 
 from likethat.config import Config, TrainConfig
 from likethat.data.loaders import Images, views_of
-from likethat.distributed import join, own_part, world
+from likethat.distributed import gather_rows, own_shard, world_size
 from likethat.errors import UserError
 from likethat.models.backbone import Backbone
 from likethat.progress import Advance
@@ -36,7 +36,7 @@ class ViewMaps(Images):
 
     def gather(self, row_B: Tensor, seed: int) -> list[Tensor]:
         """Maps, labels and the numbers of the images. There is nothing to draw."""
-        row_B = row_B[own_part(len(row_B))]
+        row_B = row_B[own_shard(len(row_B))]
         return [*self.raw_batch(row_B), send(row_B % self.images, self.device)]
 
     def show(self, *gathered: Tensor) -> Shown:
@@ -74,7 +74,7 @@ def cached_view_maps(
             map_RHWC = torch.zeros(shape, dtype=torch.float16, device=images.device)
             for first, map_BHWC in rows:
                 map_RHWC[first : first + len(map_BHWC)] = map_BHWC
-            join(map_RHWC)
+            gather_rows(map_RHWC)
         yield ViewMaps(map_RHWC, images.label_N.repeat(views), images.device, len(images))
 
 
@@ -100,7 +100,7 @@ def _own_rows(
                     "kept: pass --warm-views 0."
                 )
             yield view * len(images) + int(index_B[0]), map_BHWC
-            if world() == 1:  # of several, one may have a batch more than another
+            if world_size() == 1:  # of several, one may have a batch more than another
                 check()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from likethat.distributed import is_first
+from likethat.distributed import is_main_process
 
 if TYPE_CHECKING:
     from likethat.explaining.files import Skipped
@@ -61,7 +61,7 @@ def display_of(args: argparse.Namespace) -> Display:
     from likethat.progress import Display
 
     unseen = getattr(args, "json", False) and not sys.stderr.isatty()
-    return Display(quiet=unseen or not is_first())
+    return Display(quiet=unseen or not is_main_process())
 
 
 def tell_skipped(skipped: Iterable[Skipped]) -> None:

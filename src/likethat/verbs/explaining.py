@@ -59,7 +59,7 @@ def atlas(args: argparse.Namespace) -> int:
     """What every prototype looks for: the nearest patches in training and test pictures, as a page and as JSON."""
     from likethat.checkpoint import whole_folder
     from likethat.classifier import load
-    from likethat.distributed import is_first
+    from likethat.distributed import is_main_process
     from likethat.explaining.atlas import check_unchanged, make_atlas
     from likethat.made import is_atlas
     from likethat.report.atlas import PAGE, write_atlas
@@ -68,7 +68,7 @@ def atlas(args: argparse.Namespace) -> int:
     classifier = load(args.run, args.device)
     out: Path = args.out or args.run / "atlas"
     display = display_of(args)
-    with whole_folder(out, is_atlas, overwrite=args.overwrite) if is_first() else nullcontext() as folder:
+    with whole_folder(out, is_atlas, overwrite=args.overwrite) if is_main_process() else nullcontext() as folder:
         dataset = open_run_data(classifier, args.data)
         check_unchanged(classifier, dataset)
         made = make_atlas(classifier, dataset, args.k, display)
