@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from likethat.data.dataset import DataSet, Sample, hold_out, open_dataset
+from likethat.data.dataset import DataSet, Sample, hold_out
+from likethat.data.formats import open_dataset
 from likethat.errors import UserError
 
 
