@@ -12,7 +12,7 @@ from draw_metrics import FONT, GAP, IMAGES, INK, LINE, SIDE, WHITE, strip
 from PIL import Image, ImageDraw
 
 from likethat.data.dataset import DataSet
-from likethat.data.synthetic.birds_folder import make_birds
+from likethat.data.synthetic.field_guide import make_birds
 from likethat.explaining.attribution import TITLES
 from likethat.explaining.draw.heat import overlay
 from likethat.explaining.draw.render import draw_box, fit, read_picture, scaled

@@ -20,7 +20,7 @@ from helpers.runs import TINY, likethat
 
 from likethat.data.cache import decode_samples, load_dataset
 from likethat.data.formats import open_dataset
-from likethat.data.synthetic.birds_folder import make_birds
+from likethat.data.synthetic.field_guide import make_birds
 from likethat.runs.atomic_files import load_tensors
 
 CASE = Path(__file__).parent / "helpers" / "distributed_case.py"

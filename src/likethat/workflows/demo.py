@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from likethat.data.folder_kinds import is_begun, is_birds, is_run
-from likethat.data.synthetic.birds_folder import make_birds
+from likethat.data.synthetic.field_guide import make_birds
 from likethat.errors import UserError
 from likethat.explaining.verify import Verification
 from likethat.progress import Display

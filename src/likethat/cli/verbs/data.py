@@ -12,7 +12,7 @@ from likethat.errors import UserError
 
 def synth(args: argparse.Namespace) -> int:
     """Make the embedded data set: field-guide birds whose distinguishing parts are known."""
-    from likethat.data.synthetic.birds_folder import SPECIES, make_birds
+    from likethat.data.synthetic.field_guide import SPECIES, make_birds
 
     if not 2 <= args.species <= len(SPECIES):
         raise UserError(f"--species takes 2 to {len(SPECIES)}, not {args.species}.")
