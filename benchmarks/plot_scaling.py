@@ -14,9 +14,9 @@ from likethat.bench.inference import inference_figures
 from likethat.bench.passes import pass_figures
 from likethat.bench.setting import Setting
 from likethat.bench.training import paper_figures
-from likethat.checkpoint import write_text
 from likethat.report import charts
 from likethat.report.charts import draw_text
+from likethat.runs.atomic_files import write_text
 from likethat.runtime import exact_arithmetic, resolve_device
 
 PROTOTYPES, CLASSES, IMAGES = (200, 600, 2000, 6000, 20_000), (10, 50, 200, 1000, 2000), (64, 128, 256, 512)
