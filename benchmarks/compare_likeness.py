@@ -15,7 +15,7 @@ from likethat.data.dataset import DataSet
 from likethat.data.loaders import hold
 from likethat.inference.passes import score_images
 from likethat.metrics.conformal import conformal_figures
-from likethat.metrics.figure import Figure
+from likethat.metrics.figure import MetricFigure
 from likethat.metrics.reliability import calibration_figures
 from likethat.metrics.strangers import auroc, fpr95, stranger_figures
 from likethat.runs.classifier import Classifier, load
@@ -43,7 +43,7 @@ def likenesses(classifier: Classifier) -> dict[str, Callable[[Tensor], Tensor]]:
     }
 
 
-def print_figures(figures: Sequence[Figure]) -> None:
+def print_figures(figures: Sequence[MetricFigure]) -> None:
     for figure in figures:
         value, interval = figure.shown()
         print(f"| {figure.name} | {value} | {interval} | {figure.note} |")

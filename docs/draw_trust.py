@@ -17,7 +17,7 @@ from likethat.explaining.attribution import TITLES
 from likethat.explaining.draw.heat import overlay
 from likethat.explaining.draw.render import draw_box, fit, read_picture, scaled
 from likethat.explaining.explanation import Explanation, explain
-from likethat.explaining.scoring import Row
+from likethat.explaining.scoring import SheetRow
 from likethat.metrics.accuracy import logits_of
 from likethat.metrics.reliability import reliability
 from likethat.progress import Display
@@ -35,7 +35,7 @@ def square(image: Image.Image) -> Image.Image:
     return tile
 
 
-def located(explanation: Explanation, row: Row) -> Image.Image:
+def located(explanation: Explanation, row: SheetRow) -> Image.Image:
     """The part of the picture in its box, on the map it was found with."""
     picture = overlay(fit(explanation.picture, SIDE), row.match.map_HW)
     return square(draw_box(picture, scaled(row.match.share, *picture.size)))

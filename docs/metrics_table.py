@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from likethat.metrics.figure import HIGHER, LOWER, Figure
+from likethat.metrics.figure import HIGHER, LOWER, MetricFigure
 from likethat.runs.atomic_files import read_json
 
 
@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> None:
     for argument in arguments:
         name, _, run = argument.rpartition("=")
         document = read_json(Path(run) / "interpretability.json")
-        figures = {entry["name"]: Figure(**entry) for entry in document["figures"]}
+        figures = {entry["name"]: MetricFigure(**entry) for entry in document["figures"]}
         columns[name or run] = (document, figures)
     print(f"| | {' | '.join(columns)} |")
     print(f"|---|{'---|' * len(columns)}")
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     print(f"| time to measure | {' | '.join(seconds)} |")
 
 
-def _cell(figure: Figure | None) -> str:
+def _cell(figure: MetricFigure | None) -> str:
     if figure is None or figure.value is None:
         return "–"
     value, interval = figure.shown()

@@ -19,7 +19,7 @@ from likethat.data.folder import EXTENSIONS
 from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation, explain
 from likethat.progress import Display
-from likethat.runs.classifier import Classifier, Source
+from likethat.runs.classifier import Classifier, PictureSource
 from likethat.workflows.train import train
 
 # Training holds images out to choose by (validation) and to report on (test). Who calls `fit` has test images of
@@ -122,7 +122,7 @@ class ProtoPNetClassifier:
         return self.classifier_
 
 
-def as_pictures(X: Any) -> list[Source]:
+def as_pictures(X: Any) -> list[PictureSource]:
     """What `Classifier.predict` takes, one a picture."""
     if isinstance(X, str | bytes | Path | Image.Image):
         raise UserError("Pictures come as a list or an array, also where there is only one.")
@@ -154,10 +154,10 @@ def class_names(classes: Iterable[Any]) -> list[str]:
     return names
 
 
-def _write_images(folder: Path, pictures: Sequence[Source], names: Sequence[str]) -> None:
+def _write_images(folder: Path, pictures: Sequence[PictureSource], names: Sequence[str]) -> None:
     """An image folder, files numbered as the pictures are: links to those that are files, the others as PNG."""
 
-    def write(numbered: tuple[int, tuple[Source, str]]) -> None:
+    def write(numbered: tuple[int, tuple[PictureSource, str]]) -> None:
         number, (picture, name) = numbered
         source = Path(picture).resolve() if isinstance(picture, str | Path) else picture
         if isinstance(source, Path) and source.suffix.lower() in EXTENSIONS and source.is_file():

@@ -12,7 +12,7 @@ import torch
 
 from likethat.bench import passes, run
 from likethat.bench.last_layer import adam_passes, synthetic_scores
-from likethat.bench.measure import Figure, Goal, compare, in_turn, with_peak
+from likethat.bench.measure import BenchFigure, Goal, compare_times, in_turn, with_peak
 from likethat.bench.setting import BACKBONES, Setting, setting_of
 from likethat.cli.parser import main
 from likethat.training.last_layer import objective, solve_last_layer
@@ -80,10 +80,10 @@ def test_contenders_take_turns_and_ratios_are_medians_of_the_rounds() -> None:
         assert measured >= slept
     (many,) = in_turn([lambda: None], CPU, 3, seconds=1e9)
     assert len(many) == 12
-    figure = compare("net", "a", "b", [2.0, 4.0, 3.0], [1.0, 1.0, 3.0], Goal(1.9), runs=10)
+    figure = compare_times("net", "a", "b", [2.0, 4.0, 3.0], [1.0, 1.0, 3.0], Goal(1.9), runs=10)
     assert (figure.ours, figure.other, figure.value) == (300.0, 100.0, 2.0)
     assert not figure.met
-    faster = compare("net", "a", "b", [2.0, 4.0, 3.0], [1.0, 1.0, 3.0], Goal(0.5, at_least=True))
+    faster = compare_times("net", "a", "b", [2.0, 4.0, 3.0], [1.0, 1.0, 3.0], Goal(0.5, at_least=True))
     assert faster.value == 0.5
     assert faster.met
 
@@ -99,7 +99,7 @@ def test_contenders_take_turns_and_ratios_are_medians_of_the_rounds() -> None:
     ],
 )
 def test_a_goal_is_met_up_to_its_limit(value: float, goal: Goal | None, met: bool) -> None:
-    figure = Figure("net", "a", "b", value, 1.0, "ms", value, goal)
+    figure = BenchFigure("net", "a", "b", value, 1.0, "ms", value, goal)
     assert figure.met is met
     assert figure.to_dict()["goal"] == (None if goal is None else str(goal))
 

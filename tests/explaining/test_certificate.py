@@ -15,18 +15,18 @@ from torch import Tensor
 
 from likethat.explaining.certificate import (
     Certificate,
+    ClassVerdict,
     ImageCertificate,
     Move,
     Scores,
     Theorem,
-    Verdict,
     apply_theorem,
     best_delta,
-    compare,
     delta_max,
     feasible_delta,
     judge,
     least_lead,
+    scores_around_projection,
     why_theorem_does_not_apply,
 )
 from likethat.models.prototypes import EPSILON, SIMILARITIES
@@ -46,7 +46,7 @@ class Case:
 
     @property
     def scores(self) -> Scores:
-        return compare(self.patch_SD[None], self.move)
+        return scores_around_projection(self.patch_SD[None], self.move)
 
     @property
     def theorem(self) -> Theorem:
@@ -244,7 +244,7 @@ def slow_scores(patch_BSD: Tensor, prototype_PD: Tensor, similarity: str) -> Ten
 @given(SEEDS, st.sampled_from(sorted(SIMILARITIES)), st.floats(0, 2))
 def test_scores_lie_in_their_range_and_certified_predictions_stay(seed: int, similarity: str, size: float) -> None:
     patch_BSD, move = random_move(seed, similarity, size)
-    scores = compare(patch_BSD, move)
+    scores = scores_around_projection(patch_BSD, move)
     torch.testing.assert_close(scores.before_BP, slow_scores(patch_BSD, move.before_PD, similarity))
     after_BP = slow_scores(patch_BSD, move.after_PD, similarity)
     torch.testing.assert_close(scores.after_BP, after_BP)
@@ -270,7 +270,7 @@ def test_the_range_is_reached(seed: int, similarity: str, size: float, sign: int
     if similarity == "cosine":
         aside_D = patch_D - before_D * (patch_D @ before_D) / (before_D @ before_D)
         after_D = 0.7 * before_D + sign * size * aside_D
-    scores = compare(patch_D[None, None], Move(before_D[None], after_D[None], move.similarity))
+    scores = scores_around_projection(patch_D[None, None], Move(before_D[None], after_D[None], move.similarity))
     reached_BP = scores.high_BP if sign > 0 else scores.low_BP
     torch.testing.assert_close(scores.after_BP, reached_BP, rtol=1e-6, atol=1e-6)
 
@@ -302,9 +302,9 @@ def test_when_the_theorem_does_not_apply() -> None:
 
 
 def test_a_certified_prediction_that_changed_is_refuted() -> None:
-    stays, moves = Verdict(0, 0, 0.5), Verdict(0, 1, 0.5)
+    stays, moves = ClassVerdict(0, 0, 0.5), ClassVerdict(0, 1, 0.5)
     strong, weak = Theorem(True, 0.5, 1.0, 2.0, True), Theorem(True, 0.5, 1.0, 1.9, True)
-    unproven = Verdict(0, 1, -0.5)
+    unproven = ClassVerdict(0, 1, -0.5)
     refuted = [
         ImageCertificate("by the run's bound", 0, moves, stays, None),
         ImageCertificate("by the (A4) bound", 0, stays, moves, weak),

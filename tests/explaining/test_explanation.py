@@ -318,7 +318,7 @@ def test_any_class_can_be_explained_and_compared_with_any_other(classifier: Clas
     (explanation,) = explain_outputs(classifier, outputs, [prepared], Options(1, also=[last, second, last]))
     assert [sheet.name for sheet in explanation.classes] == [sheet.name for sheet in every.classes]
     assert explanation.rival is None
-    lead = explanation.compare(last, second)
+    lead = explanation.lead(last, second)
     assert lead.logit == explanation.sheet(last).logit - explanation.sheet(second).logit < 0
     weights = classifier.weight_KP[[classifier.classes.index(name) for name in (last, second)]].double()
     assert {row.match.prototype.id: row.weight for row in lead.rows} == {

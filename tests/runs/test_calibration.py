@@ -21,7 +21,7 @@ from likethat.cli.parser import main
 from likethat.errors import UserError
 from likethat.explaining.explanation import explain
 from likethat.models.protopnet import summed_logits
-from likethat.runs.calibration import Calibration, Verdict, calibrate, conformal_threshold, read_calibration
+from likethat.runs.calibration import Calibration, Verdict, conformal_threshold, fit_calibration, read_calibration
 from likethat.runs.classifier import load
 from likethat.runs.describe import describe_run
 from likethat.workflows.edit.editor import open_editor
@@ -83,7 +83,7 @@ def test_promises_are_kept_on_average_and_not_by_far_too_much(count: int, level:
     logits_NK = 1.5 * torch.randn(len(label_N), classes) + 2 * torch.nn.functional.one_hot(label_N, classes)
     covered, false_alarms = 0, 0
     for logits_nK, label_n in zip(logits_NK.split(count + 1), label_N.split(count + 1), strict=True):
-        calibration = calibrate(logits_nK[1:], label_n[1:])
+        calibration = fit_calibration(logits_nK[1:], label_n[1:])
         probabilities = logits_nK[0].double().softmax(0).tolist()
         covered += int(label_n[0]) in calibration.prediction_set(probabilities, level)
         false_alarms += calibration.is_unlike(float(logits_nK[0].max()), level)

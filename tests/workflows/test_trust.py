@@ -20,12 +20,12 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from likethat.cli.parser import main
 from likethat.data.synthetic.field_guide import make_birds
 from likethat.metrics.conformal import LEVELS, conformal_figures, prediction_sets
-from likethat.metrics.figure import Figure
+from likethat.metrics.figure import MetricFigure
 from likethat.metrics.reliability import BINS, calibration_figures, reliability
 from likethat.metrics.strangers import NONE_GIVEN, auroc, fpr95, stranger_figures
 from likethat.models.protopnet import summed_logits
 from likethat.report.reliability import draw_reliability
-from likethat.runs.calibration import Calibration, calibrate
+from likethat.runs.calibration import Calibration, fit_calibration
 from likethat.runs.classifier import load
 from likethat.runs.data import open_strangers
 
@@ -95,7 +95,7 @@ def test_the_picture_has_a_bar_for_each_bin() -> None:
 
 
 def test_sets_of_all_images_at_once_are_those_of_each() -> None:
-    calibration = calibrate(*noisy_logits(30, seed=1))
+    calibration = fit_calibration(*noisy_logits(30, seed=1))
     logits_NK, _ = noisy_logits(200, seed=2)
     for level in LEVELS:
         found_NK = prediction_sets(calibration, logits_NK, level)
@@ -105,7 +105,7 @@ def test_sets_of_all_images_at_once_are_those_of_each() -> None:
 
 
 def test_coverage_is_near_the_promise() -> None:
-    calibration = calibrate(*noisy_logits(999, seed=1))
+    calibration = fit_calibration(*noisy_logits(999, seed=1))
     logits_NK, label_N = noisy_logits(4000, seed=2)
     figures = {figure.name: figure for figure in conformal_figures(calibration, logits_NK, label_N)}
     for level in LEVELS:
@@ -123,7 +123,7 @@ def test_what_cannot_be_promised_is_not_measured() -> None:
     assert all(
         figure.value is None and "calibrate" in figure.note for figure in conformal_figures(None, *noisy_logits(9))
     )
-    few = {f.name: f for f in conformal_figures(calibrate(*noisy_logits(10, seed=3)), logits_NK, label_N)}
+    few = {f.name: f for f in conformal_figures(fit_calibration(*noisy_logits(10, seed=3)), logits_NK, label_N)}
     assert few["true class in the set, promised 90%"].value is not None
     late = few["true class in the set, promised 95%"]
     assert late.value is None
@@ -162,7 +162,7 @@ def test_figures_against_strangers() -> None:
     area, rate, abstains = found
     assert area.value == pytest.approx(auroc(known_NK.amax(1).numpy(), other_MK.amax(1).numpy()))
     for figure in found:
-        assert isinstance(figure, Figure)
+        assert isinstance(figure, MetricFigure)
         assert figure.low is not None
         assert figure.high is not None
         assert figure.low <= figure.value <= figure.high

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from likethat.bench.measure import Figure, Goal, compare, in_turn
+from likethat.bench.measure import BenchFigure, Goal, compare_times, in_turn
 from likethat.bench.setting import Setting
 from likethat.explaining.explanation import explain_batch
 from likethat.runs.classifier import Classifier, Prototype
@@ -19,14 +19,14 @@ SHARE = 0.01  # of the connections to other classes that are not zero
 TURNS = 5  # as many rounds as other measurements take: one picture is little work
 
 
-def explain_figures(backbone: str, setting: Setting) -> list[Figure]:
+def explain_figures(backbone: str, setting: Setting) -> list[BenchFigure]:
     with tempfile.TemporaryDirectory() as folder:
         classifier = make_classifier(Path(folder), backbone, setting)
         noise = np.random.default_rng(0).integers(0, 256, (375, 500, 3), np.uint8)
         batch = [classifier.prepare(Image.fromarray(noise))]
         contenders = [lambda: explain_batch(classifier, batch), lambda: classifier.outputs(batch)]
         explained, forward = in_turn(contenders, setting.device, TURNS * setting.rounds)
-    return [compare(backbone, "explaining one picture", "its forward pass", explained, forward, GOAL)]
+    return [compare_times(backbone, "explaining one picture", "its forward pass", explained, forward, GOAL)]
 
 
 def make_classifier(folder: Path, backbone: str, setting: Setting) -> Classifier:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from likethat.bench.measure import Figure, Goal, compare, in_turn
+from likethat.bench.measure import BenchFigure, Goal, compare_times, in_turn
 from likethat.bench.setting import Setting
 from likethat.inference.passes import mixed_precision
 
@@ -15,7 +15,7 @@ THROUGHPUT = Goal(0.95, at_least=True)
 
 
 @torch.no_grad()
-def inference_figures(backbone: str, setting: Setting) -> list[Figure]:
+def inference_figures(backbone: str, setting: Setting) -> list[BenchFigure]:
     device = setting.device
     model, plain = setting.networks(setting.config("default", backbone))
     x_B3HW, _ = setting.pictures(setting.forward_batch).batch(torch.arange(setting.forward_batch))
@@ -32,9 +32,11 @@ def inference_figures(backbone: str, setting: Setting) -> list[Figure]:
 
     contenders = [lambda: repeated(model), lambda: repeated(plain)]
     exact, exact_bare = in_turn(contenders, device, setting.rounds)
-    figures = [compare(backbone, "inference, fp32", "bare classifier", exact, exact_bare, goal, runs=runs)]
+    figures = [compare_times(backbone, "inference, fp32", "bare classifier", exact, exact_bare, goal, runs=runs)]
     if device.type == "cuda":
         with mixed_precision(device):
             mixed, mixed_bare = in_turn(contenders, device, setting.rounds)
-        figures.append(compare(backbone, "inference, bf16", "bare classifier", mixed, mixed_bare, goal, runs=runs))
+        figures.append(
+            compare_times(backbone, "inference, bf16", "bare classifier", mixed, mixed_bare, goal, runs=runs)
+        )
     return figures

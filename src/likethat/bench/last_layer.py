@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from likethat.bench.measure import Figure, Goal, timed
+from likethat.bench.measure import BenchFigure, Goal, timed
 from likethat.bench.setting import Setting
 from likethat.models.protopnet import OTHER_WEIGHT, OWN_WEIGHT
 from likethat.training.last_layer import objective, solve_last_layer
@@ -19,7 +19,7 @@ FASTER = Goal(50.0, at_least=True, unit=" times")  # than the passes of the netw
 PATCHES, LATENT = 6, 16  # of the made-up images
 
 
-def last_layer_figures(backbone: str, setting: Setting, seconds_of_image: float) -> list[Figure]:
+def last_layer_figures(backbone: str, setting: Setting, seconds_of_image: float) -> list[BenchFigure]:
     """`seconds_of_image`: what the bare network spends on one image, forward only."""
     device = setting.device
     score_NP, label_N, class_P = (value.to(device) for value in synthetic_scores(setting))
@@ -32,11 +32,11 @@ def last_layer_figures(backbone: str, setting: Setting, seconds_of_image: float)
     size = f"{setting.scored} images, {setting.prototypes} prototypes"
     cached = f"{PASSES} Adam passes on cached scores"
     return [
-        Figure(backbone, f"last layer, {size}", "", seconds, None, "s", seconds, SECONDS[device.type]),
-        Figure(backbone, "its residual", "", solution.kkt_residual, None, "", solution.kkt_residual, Goal(TOL)),
-        Figure(backbone, "last layer", cached, seconds, adam, "s", seconds / adam),
-        Figure(backbone, "its objective", "theirs", best, adam_best, "", best / adam_best, Goal(1.0)),
-        Figure(
+        BenchFigure(backbone, f"last layer, {size}", "", seconds, None, "s", seconds, SECONDS[device.type]),
+        BenchFigure(backbone, "its residual", "", solution.kkt_residual, None, "", solution.kkt_residual, Goal(TOL)),
+        BenchFigure(backbone, "last layer", cached, seconds, adam, "s", seconds / adam),
+        BenchFigure(backbone, "its objective", "theirs", best, adam_best, "", best / adam_best, Goal(1.0)),
+        BenchFigure(
             backbone, "last layer", f"{PASSES} passes of the network", seconds, network, "s", network / seconds, FASTER
         ),
     ]

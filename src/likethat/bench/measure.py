@@ -40,7 +40,7 @@ def verdict(met: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Figure:
+class BenchFigure:
     """`value` is what the goal is about: the ratio of `ours` to `other`, or, where the goal is to be faster, the
     inverse; without another, `ours` itself."""
 
@@ -92,7 +92,7 @@ def in_turn(
     return [list(column) for column in zip(*turns, strict=True)]
 
 
-def compare(
+def compare_times(
     case: str,
     what: str,
     against: str,
@@ -101,20 +101,20 @@ def compare(
     goal: Goal | None = None,
     *,
     runs: int = 1,
-) -> Figure:
+) -> BenchFigure:
     """Medians over the rounds, of `runs` runs in each; the ratio is the median of the rounds' own."""
     ratios = [one / two for one, two in zip(ours, other, strict=True)]
     if goal is not None and goal.at_least:
         ratios = [1 / ratio for ratio in ratios]
     mine, theirs = (1000 * statistics.median(seconds) / runs for seconds in (ours, other))
-    return Figure(case, what, against, mine, theirs, "ms", statistics.median(ratios), goal)
+    return BenchFigure(case, what, against, mine, theirs, "ms", statistics.median(ratios), goal)
 
 
-def compare_peaks(case: str, what: str, against: str, ours: int | None, other: int | None) -> list[Figure]:
+def compare_peaks(case: str, what: str, against: str, ours: int | None, other: int | None) -> list[BenchFigure]:
     """No figure where the system does not tell."""
     if not ours or not other:
         return []
-    return [Figure(case, what, against, ours / 1e6, other / 1e6, "MB", ours / other)]
+    return [BenchFigure(case, what, against, ours / 1e6, other / 1e6, "MB", ours / other)]
 
 
 def with_peak(function: Callable[[], Result], device: torch.device) -> tuple[int | None, Result]:

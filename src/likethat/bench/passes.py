@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from likethat.bench.measure import Figure, Goal, compare, compare_peaks, in_turn, with_peak
+from likethat.bench.measure import BenchFigure, Goal, compare_peaks, compare_times, in_turn, with_peak
 from likethat.bench.setting import Setting
 from likethat.inference.nearest import nearest_patches
 from likethat.inference.passes import classify_images
@@ -14,7 +14,7 @@ GOAL = Goal(1.15)
 NEAREST = 5
 
 
-def pass_figures(backbone: str, setting: Setting) -> tuple[list[Figure], float]:
+def pass_figures(backbone: str, setting: Setting) -> tuple[list[BenchFigure], float]:
     """The figures, and the seconds that the bare classifier spends on one image."""
     device, images = setting.device, setting.pictures(setting.images)
     model, plain = setting.networks(setting.config("default", backbone))
@@ -26,8 +26,10 @@ def pass_figures(backbone: str, setting: Setting) -> tuple[list[Figure], float]:
     bare, projection, search = in_turn(contenders, device, setting.rounds)
     (peak, _), (our_peak, _) = (with_peak(contender, device) for contender in contenders[:2])
     figures = [
-        compare(backbone, f"projection of {setting.prototypes} prototypes", "inference pass", projection, bare, GOAL),
-        compare(backbone, f"{NEAREST} nearest patches of each", "inference pass", search, bare, GOAL),
+        compare_times(
+            backbone, f"projection of {setting.prototypes} prototypes", "inference pass", projection, bare, GOAL
+        ),
+        compare_times(backbone, f"{NEAREST} nearest patches of each", "inference pass", search, bare, GOAL),
         *compare_peaks(backbone, "memory of projection", "inference pass", our_peak, peak),
     ]
     return figures, statistics.median(bare) / len(images)

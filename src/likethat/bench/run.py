@@ -14,7 +14,7 @@ import torch
 from likethat.bench.explaining import explain_figures
 from likethat.bench.inference import inference_figures
 from likethat.bench.last_layer import last_layer_figures
-from likethat.bench.measure import Figure
+from likethat.bench.measure import BenchFigure
 from likethat.bench.passes import pass_figures
 from likethat.bench.setting import Setting, setting_of
 from likethat.bench.training import Tell, training_figures
@@ -26,7 +26,7 @@ from likethat.runtime import exact_arithmetic, resolve_device
 @dataclass(frozen=True)
 class BenchResult:
     setting: Setting
-    figures: tuple[Figure, ...]
+    figures: tuple[BenchFigure, ...]
 
     @property
     def met(self) -> bool:
@@ -54,8 +54,8 @@ class BenchResult:
 def run_bench(device: str, quick: bool, compile: bool, display: Display) -> BenchResult:
     exact_arithmetic()
     setting = setting_of(resolve_device(device), quick, compile)
-    figures: list[Figure] = []
-    parts: list[Callable[[], list[Figure]]] = []
+    figures: list[BenchFigure] = []
+    parts: list[Callable[[], list[BenchFigure]]] = []
     for backbone in setting.backbones:
         parts += [
             partial(training_figures, backbone, setting, display.line),
@@ -71,7 +71,7 @@ def run_bench(device: str, quick: bool, compile: bool, display: Display) -> Benc
     return BenchResult(setting, tuple(figures))
 
 
-def _first_backbone(setting: Setting, tell: Tell) -> list[Figure]:
+def _first_backbone(setting: Setting, tell: Tell) -> list[BenchFigure]:
     backbone = setting.backbones[0]
     passes, seconds_of_image = pass_figures(backbone, setting)
     return [

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from likethat.bench.measure import Figure, Goal, compare, compare_peaks, in_turn, with_peak
+from likethat.bench.measure import BenchFigure, Goal, compare_peaks, compare_times, in_turn, with_peak
 from likethat.bench.setting import Setting
 from likethat.config import Config
 from likethat.data.loaders import Images
@@ -26,14 +26,14 @@ MANY = 10_000  # images: enough for BatchNorm to learn its statistics
 Tell = Callable[[str], None]
 
 
-def training_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]:
+def training_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFigure]:
     figures = [*paper_figures(backbone, setting, tell), *default_figures(backbone, setting, tell)]
     if setting.device.type == "cuda":
         figures.append(streaming_figure(backbone, setting, tell))
     return figures
 
 
-def paper_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]:
+def paper_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFigure]:
     common = (backbone, setting, setting.pictures(4 * setting.batch), tell)
     _begun(lambda: _bare_step("paper", *common, taught=False), setting)  # loads the libraries, which is no one's memory
     (ours, bare), (peak, bare_peak) = _measure(
@@ -41,12 +41,12 @@ def paper_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]:
     )
     against, runs = "bare classifier", setting.steps
     return [
-        compare(backbone, "training step, paper preset", against, ours, bare, _goal(setting), runs=runs),
+        compare_times(backbone, "training step, paper preset", against, ours, bare, _goal(setting), runs=runs),
         *compare_peaks(backbone, "memory of training, paper preset", against, peak, bare_peak),
     ]
 
 
-def default_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]:
+def default_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFigure]:
     common = (backbone, setting, setting.pictures(4 * setting.batch), tell)
     (ours, taught, plain), (peak, taught_peak, _) = _measure(
         [
@@ -58,13 +58,13 @@ def default_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]
     )
     what, against, runs = "training step, default preset", "bare, same teacher", setting.steps
     return [
-        compare(backbone, what, against, ours, taught, _goal(setting), runs=runs),
-        compare(backbone, what, "bare, no teacher", ours, plain, runs=runs),
+        compare_times(backbone, what, against, ours, taught, _goal(setting), runs=runs),
+        compare_times(backbone, what, "bare, no teacher", ours, plain, runs=runs),
         *compare_peaks(backbone, "memory of training, default preset", against, peak, taught_peak),
     ]
 
 
-def streaming_figure(backbone: str, setting: Setting, tell: Tell) -> Figure:
+def streaming_figure(backbone: str, setting: Setting, tell: Tell) -> BenchFigure:
     """Pictures too many for the device are sent batch by batch while it works."""
     held, streamed = (setting.pictures(4 * setting.batch, held=held) for held in (True, False))
     (ours, other), _ = _measure(
@@ -75,7 +75,7 @@ def streaming_figure(backbone: str, setting: Setting, tell: Tell) -> Figure:
         setting,
     )
     what, against = "training step, pictures sent to the device", "held there"
-    return compare(backbone, what, against, ours, other, STREAMED, runs=setting.steps)
+    return compare_times(backbone, what, against, ours, other, STREAMED, runs=setting.steps)
 
 
 def _goal(setting: Setting) -> Goal:

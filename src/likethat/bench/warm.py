@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from likethat.bench.measure import Figure, Goal, compare, in_turn
+from likethat.bench.measure import BenchFigure, Goal, compare_times, in_turn
 from likethat.bench.setting import Setting
 from likethat.bench.training import Tell, step_of
 from likethat.config import Config
@@ -21,7 +21,7 @@ FASTER = Goal(5.0, at_least=True, unit=" times")
 FASTER_CUDA = Goal(2.0, at_least=True, unit=" times")  # there a backbone that goes only forward costs little
 
 
-def warm_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]:
+def warm_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFigure]:
     """The epochs show one view of every image."""
     images, config = setting.pictures(setting.images), setting.config("paper", backbone)
     on_maps = replace(config, train=replace(config.train, warm_views=1))
@@ -49,6 +49,6 @@ def warm_figures(backbone: str, setting: Setting, tell: Tell) -> list[Figure]:
             through, kept, making = in_turn(contenders, setting.device, setting.rounds)
     against, goal = "through the backbone", FASTER_CUDA if setting.device.type == "cuda" else FASTER
     return [
-        compare(backbone, "warm epoch on kept feature maps", against, kept, through, goal),
-        compare(backbone, "keeping the maps of one view", f"warm epoch {against}", making, through),
+        compare_times(backbone, "warm epoch on kept feature maps", against, kept, through, goal),
+        compare_times(backbone, "keeping the maps of one view", f"warm epoch {against}", making, through),
     ]

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from likethat.explaining.verify import Verification
 from likethat.metrics.accuracy import Evaluation
-from likethat.metrics.figure import HIGHER, LOWER, Figure
+from likethat.metrics.figure import HIGHER, LOWER, MetricFigure
 from likethat.runs import layout
 from likethat.runs.baseline import PlainRun
 from likethat.runs.calibration import Calibration, conformal_threshold
@@ -86,7 +86,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
     print_table(f"{evaluation.images} images ({evaluation.part})", rows)
 
 
-def print_figures(figures: Sequence[Figure]) -> None:
+def print_figures(figures: Sequence[MetricFigure]) -> None:
     """A table for each group of figures: value, interval, what is better, and what it was measured on."""
     for group in dict.fromkeys(figure.group for figure in figures):
         table = Table(title=group, title_justify="left")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from likethat.data.check import Problem, Progress, Report, examine, make_report, map_in_threads
+from likethat.data.check import DataProblem, Report, examine, make_report, map_in_threads
 from likethat.data.dataset import PARTS, DataSet, Sample
 from likethat.data.decode import View, to_input
 from likethat.data.journal import (
     Journal,
-    Row,
+    JournalRow,
     header_of,
     journal_of,
     journals_of,
@@ -24,6 +24,7 @@ from likethat.data.journal import (
 )
 from likethat.distributed import barrier, broadcast_object, is_main_process, own_shard, rank, world_size
 from likethat.errors import UserError
+from likethat.progress import Advance
 from likethat.runtime import check_disk, open_to_fill
 
 CHUNK = 512  # images that a pass over files decodes and has in memory at a time; whole batches
@@ -36,7 +37,7 @@ class DecodedImages:
 
     pixels: np.ndarray  # (N, H, W, 3) uint8
     sha256: list[str]
-    problems: list[Problem]
+    problems: list[DataProblem]
     views: list[View | None]  # None of bad images
 
 
@@ -56,7 +57,7 @@ def load_dataset(
     skip_bad: bool = False,
     workers: int | None = None,
     cache_file: Path | None = None,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
 ) -> LoadedDataSet:
     """Checks and decodes the data set in one pass over its files.
 
@@ -91,7 +92,7 @@ def decode_samples(
     *,
     workers: int | None = None,
     cache_file: Path | None = None,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
 ) -> DecodedImages:
     """The samples cropped and resized to `size_hw`; with `cache_file` (a .npy file) the pixels stay on disk, and a call
     that is stopped or killed leaves what is done to the next. Processes that share the work fill one file together."""
@@ -122,8 +123,8 @@ def _decode_to_file(
     root: Path,
     samples: Sequence[Sample],
     workers: int | None,
-    progress: Progress | None,
-) -> list[Row]:
+    progress: Advance | None,
+) -> list[JournalRow]:
     """Goes on where an earlier call was stopped or killed: what is done, of unchanged files, is not read again."""
     header = header_of(samples, shape)
     wanted = broadcast_object(_open_cache(cache_file, shape, header, root, samples) if is_main_process() else [])
@@ -193,18 +194,18 @@ def _decode_rows(
     samples: Sequence[Sample],
     size_hw: tuple[int, int],
     workers: int | None,
-    progress: Progress | None,
-) -> Iterator[tuple[int, Row]]:
+    progress: Advance | None,
+) -> Iterator[tuple[int, JournalRow]]:
     """The rows that are wanted, in order, each when its pixels are written."""
 
-    def decode(number: int) -> tuple[np.ndarray, Row]:
+    def decode(number: int) -> tuple[np.ndarray, JournalRow]:
         sample, view = samples[number], None
         stamp = stamp_of(root / sample.path)  # before the file is read: a change in between is then seen later
         examined = examine(root, sample)
         pixel_HW3 = np.zeros((*size_hw, 3), np.uint8)
         if examined.image:
             pixel_HW3, view = to_input(examined.image, sample.box, size_hw)
-        return pixel_HW3, Row(examined.sha256, examined.problem, view, stamp if examined.sha256 else None)
+        return pixel_HW3, JournalRow(examined.sha256, examined.problem, view, stamp if examined.sha256 else None)
 
     found = map_in_threads(decode, wanted, workers)
     for done, (number, (pixel_HW3, row)) in enumerate(zip(wanted, found, strict=True), start=1):
@@ -214,7 +215,7 @@ def _decode_rows(
             progress(done, len(wanted))
 
 
-def _told(rows: Sequence[Row]) -> tuple[list[str], list[Problem], list[View | None]]:
+def _told(rows: Sequence[JournalRow]) -> tuple[list[str], list[DataProblem], list[View | None]]:
     problems = [row.problem for row in rows if row.problem]
     return [row.sha256 for row in rows], problems, [row.view for row in rows]
 

@@ -15,8 +15,8 @@ from likethat.data.dataset import PARTS, DataSet, Sample
 from likethat.data.decode import ImageError, read_image
 from likethat.distributed import local_world_size
 from likethat.errors import UserError
+from likethat.progress import Advance
 
-Progress = Callable[[int, int], None]  # files done, files in all
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -25,7 +25,7 @@ FEWEST_TO_SPLIT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class DataProblem:
     """Something wrong with a file, or with a class: then `path` is the class's name and `kind` is "too few"."""
 
     path: str
@@ -42,15 +42,15 @@ class Report:
     """All problems of a data set, and the SHA-256 of every file that could be read, by path."""
 
     dataset: DataSet
-    problems: tuple[Problem, ...]
+    problems: tuple[DataProblem, ...]
     sha256: dict[str, str]
 
     @property
-    def errors(self) -> tuple[Problem, ...]:
+    def errors(self) -> tuple[DataProblem, ...]:
         return tuple(problem for problem in self.problems if not problem.is_warning)
 
     @property
-    def warnings(self) -> tuple[Problem, ...]:
+    def warnings(self) -> tuple[DataProblem, ...]:
         return tuple(problem for problem in self.problems if problem.is_warning)
 
     def bad_paths(self) -> frozenset[str]:
@@ -79,7 +79,7 @@ class Examined:
 
     sha256: str
     image: Image.Image | None
-    problem: Problem | None
+    problem: DataProblem | None
 
 
 def examine(root: Path, sample: Sample) -> Examined:
@@ -88,18 +88,18 @@ def examine(root: Path, sample: Sample) -> Examined:
         data = (root / sample.path).read_bytes()
     except OSError as error:
         why = f"cannot be opened ({error.strerror}); restore the file or its permissions"
-        return Examined("", None, Problem(sample.path, "unreadable", why))
+        return Examined("", None, DataProblem(sample.path, "unreadable", why))
     sha256 = hashlib.sha256(data).hexdigest()
     try:
         return Examined(sha256, read_image(data, name=sample.path), None)
     except ImageError as error:
-        return Examined(sha256, None, Problem(sample.path, error.kind, error.cause))
+        return Examined(sha256, None, DataProblem(sample.path, error.kind, error.cause))
 
 
-def check_dataset(dataset: DataSet, *, workers: int | None = None, progress: Progress | None = None) -> Report:
+def check_dataset(dataset: DataSet, *, workers: int | None = None, progress: Advance | None = None) -> Report:
     """Reads and decodes every file of the data set and reports all that is wrong with it."""
 
-    def judge(sample: Sample) -> tuple[str, Problem | None]:
+    def judge(sample: Sample) -> tuple[str, DataProblem | None]:
         examined = examine(dataset.root, sample)
         return examined.sha256, examined.problem
 
@@ -114,7 +114,7 @@ def check_dataset(dataset: DataSet, *, workers: int | None = None, progress: Pro
     return make_report(dataset, hashes, problems)
 
 
-def make_report(dataset: DataSet, hashes: Iterable[str], problems: Iterable[Problem]) -> Report:
+def make_report(dataset: DataSet, hashes: Iterable[str], problems: Iterable[DataProblem]) -> Report:
     """The report from what reading the files of `dataset.all_samples()`, in this order, has found."""
     sha256 = {sample.path: value for sample, value in zip(dataset.all_samples(), hashes, strict=True)}
     found = list(problems)
@@ -123,7 +123,7 @@ def make_report(dataset: DataSet, hashes: Iterable[str], problems: Iterable[Prob
     return Report(dataset, tuple(found), {path: value for path, value in sha256.items() if value})
 
 
-def _duplicates(dataset: DataSet, sha256: dict[str, str], bad: set[str]) -> list[Problem]:
+def _duplicates(dataset: DataSet, sha256: dict[str, str], bad: set[str]) -> list[DataProblem]:
     first_with: dict[str, tuple[str, Sample]] = {}
     problems = []
     for part in PARTS:
@@ -140,20 +140,20 @@ def _duplicates(dataset: DataSet, sha256: dict[str, str], bad: set[str]) -> list
             if first_part != part:
                 text += f", which is in {first_part}: the {part} result would count an image already seen"
             harmless = first.label == sample.label and first_part == part
-            problems.append(Problem(sample.path, "duplicate", f"{text}; delete one of them", is_warning=harmless))
+            problems.append(DataProblem(sample.path, "duplicate", f"{text}; delete one of them", is_warning=harmless))
     return problems
 
 
-def _too_few(dataset: DataSet, bad: set[str]) -> list[Problem]:
+def _too_few(dataset: DataSet, bad: set[str]) -> list[DataProblem]:
     good_of = {part: Counter(sample.label for sample in dataset.part(part) if sample.path not in bad) for part in PARTS}
     problems = []
     for label, name in enumerate(dataset.classes):
         to_split = good_of["train"][label] + sum(good_of[part][label] for part in dataset.held_out)
         if dataset.held_out and to_split < FEWEST_TO_SPLIT:
             need = f"at least {FEWEST_TO_SPLIT} are needed to hold images out; add some or remove the class"
-            problems.append(Problem(name, "too few", f"the class has {to_split} good training images, {need}"))
+            problems.append(DataProblem(name, "too few", f"the class has {to_split} good training images, {need}"))
         elif not good_of["train"][label]:
-            problems.append(Problem(name, "too few", "the class has no good training image; add some or remove it"))
+            problems.append(DataProblem(name, "too few", "the class has no good training image; add some or remove it"))
     return problems
 
 

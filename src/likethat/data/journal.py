@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from likethat.data.check import Problem
+from likethat.data.check import DataProblem
 from likethat.data.dataset import Sample
 from likethat.data.decode import View
 
@@ -19,11 +19,11 @@ Stamp = tuple[int, int]  # size and time of the last change
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JournalRow:
     """What reading a file has found. Without a stamp, as when it could not be opened, it is read again."""
 
     sha256: str
-    problem: Problem | None
+    problem: DataProblem | None
     view: View | None  # None of bad images
     stamp: Stamp | None
 
@@ -55,9 +55,9 @@ def header_of(samples: Sequence[Sample], shape: tuple[int, ...]) -> str:
     return json.dumps({"shape": shape, "samples": digest.hexdigest()})
 
 
-def read_rows(journals: Iterable[Path], header: str) -> dict[int, Row]:
+def read_rows(journals: Iterable[Path], header: str) -> dict[int, JournalRow]:
     """The rows that are done, by what was written last; none of a journal that is of something else."""
-    rows: dict[int, Row] = {}
+    rows: dict[int, JournalRow] = {}
     for journal in journals:
         with journal.open(encoding="utf-8") as lines:
             if next(lines, "").rstrip("\n") == header:
@@ -65,7 +65,7 @@ def read_rows(journals: Iterable[Path], header: str) -> dict[int, Row]:
     return rows
 
 
-def unchanged(rows: Mapping[int, Row], root: Path, samples: Sequence[Sample]) -> dict[int, Row]:
+def unchanged(rows: Mapping[int, JournalRow], root: Path, samples: Sequence[Sample]) -> dict[int, JournalRow]:
     """Those whose files are as they were."""
     return {
         number: row
@@ -74,7 +74,7 @@ def unchanged(rows: Mapping[int, Row], root: Path, samples: Sequence[Sample]) ->
     }
 
 
-def write_together(cache_file: Path, header: str, rows: Mapping[int, Row]) -> None:
+def write_together(cache_file: Path, header: str, rows: Mapping[int, JournalRow]) -> None:
     """One journal of these rows takes the place of all that there are."""
     target = journal_of(cache_file)
     fresh = Journal(target.with_name(f".{target.name}"), header, goes_on=False)
@@ -95,7 +95,7 @@ class Journal:
         # A line that was cut short by a kill is ended, so that the next one stands alone.
         self.file.write("\n" if goes_on else f"{header}\n")
 
-    def add(self, number: int, row: Row) -> None:
+    def add(self, number: int, row: JournalRow) -> None:
         problem, view = (None if value is None else astuple(value) for value in (row.problem, row.view))
         self.file.write(json.dumps([number, row.sha256, problem, view, row.stamp]) + "\n")
 
@@ -108,14 +108,16 @@ class Journal:
         self.file.close()
 
 
-def _parse(line: str) -> tuple[int, Row] | None:
+def _parse(line: str) -> tuple[int, JournalRow] | None:
     """None of an empty line or a cut one."""
     try:
         number, sha256, problem, view, stamp = json.loads(line)
     except ValueError:
         return None
-    found = None if problem is None else Problem(*problem)
-    return number, Row(sha256, found, None if view is None else _view(view), None if stamp is None else tuple(stamp))
+    found = None if problem is None else DataProblem(*problem)
+    return number, JournalRow(
+        sha256, found, None if view is None else _view(view), None if stamp is None else tuple(stamp)
+    )
 
 
 def _view(values: list[Any]) -> View:

@@ -23,7 +23,7 @@ from likethat.errors import UserError
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import EPSILON, SIMILARITIES, Similarity
 from likethat.progress import Advance
-from likethat.runs.classifier import Classifier, Prepared
+from likethat.runs.classifier import Classifier, PreparedPicture
 
 BATCH = 32
 NUMBERS = 4_000_000  # in one tensor of distances, which bounds the memory
@@ -52,7 +52,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClassVerdict:
     """An image under one last layer. Classes are numbers; `bound` is the least lead of `before` after projection."""
 
     before: int
@@ -91,8 +91,8 @@ class Theorem:
 class ImageCertificate:
     path: str
     label: int
-    run: Verdict  # with the run's last layer
-    a4: Verdict  # with the theorem's: 1 to a prototype's own class, 0 to all others
+    run: ClassVerdict  # with the run's last layer
+    a4: ClassVerdict  # with the theorem's: 1 to a prototype's own class, 0 to all others
     theorem: Theorem | None  # None where the theorem does not apply to the run
 
     @property
@@ -160,7 +160,7 @@ def why_theorem_does_not_apply(networks: Sequence[ProtoPNet]) -> str:
 
 
 @torch.no_grad()
-def scores_of(networks: Sequence[ProtoPNet], moves: Sequence[Move], pictures: Sequence[Prepared]) -> Scores:
+def scores_of(networks: Sequence[ProtoPNet], moves: Sequence[Move], pictures: Sequence[PreparedPicture]) -> Scores:
     """Side by side over the members of a combined run: its logits are one product of all scores and all weights."""
     found = []
     for member, (network, move) in enumerate(zip(networks, moves, strict=True)):
@@ -169,13 +169,13 @@ def scores_of(networks: Sequence[ProtoPNet], moves: Sequence[Move], pictures: Se
         patch_BDHW = network.prototype_layer.patches(network.latent(x_B3HW))
         patch_BSD = patch_BDHW.flatten(2).transpose(1, 2).cpu().double()
         at_once = max(1, NUMBERS // (patch_BSD.shape[1] * len(move.before_PD)))
-        parts = [compare(patch_bSD, move) for patch_bSD in patch_BSD.split(at_once)]
+        parts = [scores_around_projection(patch_bSD, move) for patch_bSD in patch_BSD.split(at_once)]
         found.append({name: torch.cat([getattr(part, name) for part in parts]) for name in Scores.__annotations__})
     joined = {name: torch.cat([part[name] for part in found], 1) for name in found[0] if name != "kept_B"}
     return Scores(**joined, kept_B=torch.stack([part["kept_B"] for part in found]).all(0))
 
 
-def compare(patch_BSD: Tensor, move: Move) -> Scores:
+def scores_around_projection(patch_BSD: Tensor, move: Move) -> Scores:
     """Scores before and after, and the range that the scores after must lie in, given what was known before."""
     if move.similarity.angular:
         before_BSP = 2 - 2 * patch_BSD @ move.before_PD.T
@@ -220,12 +220,12 @@ def angular_range(patch_BSD: Tensor, move: Move) -> tuple[Tensor, Tensor]:
     return 2 - 2 * (middle_BSP + spread_BSP).amax(1), 2 - 2 * (middle_BSP - spread_BSP).amax(1)
 
 
-def judge(scores: Scores, weight_KP: Tensor) -> list[Verdict]:
+def judge(scores: Scores, weight_KP: Tensor) -> list[ClassVerdict]:
     before_B = (scores.before_BP @ weight_KP.T).argmax(1)
     after_B = (scores.after_BP @ weight_KP.T).argmax(1)
     bound_B = least_lead(scores.low_BP, scores.high_BP, weight_KP, before_B)
     rows = zip(before_B.tolist(), after_B.tolist(), bound_B.tolist(), strict=True)
-    return [Verdict(before, after, bound) for before, after, bound in rows]
+    return [ClassVerdict(before, after, bound) for before, after, bound in rows]
 
 
 def least_lead(low_BP: Tensor, high_BP: Tensor, weight_KP: Tensor, class_B: Tensor) -> Tensor:

@@ -19,10 +19,10 @@ from likethat.explaining.draw.page import write_explanations
 from likethat.explaining.draw.render import png
 from likethat.explaining.draw.sheet import draw_sheet
 from likethat.explaining.matches import Match, find_matches
-from likethat.explaining.scoring import Row, ScoredPicture, Sheet, added_up
+from likethat.explaining.scoring import ScoredPicture, Sheet, SheetRow, added_up
 from likethat.models.protopnet import Output, summed_logits
 from likethat.runs.atomic_files import atomic_path, write_json
-from likethat.runs.classifier import Classifier, Prepared, Source
+from likethat.runs.classifier import Classifier, PictureSource, PreparedPicture
 
 NEAREST = 10  # prototypes listed over all classes, as in the paper's analysis
 CLOSELY = 10  # prototypes of a class that are located by another attribution than upsampling: as many as pages show
@@ -70,7 +70,7 @@ USUAL = Options()
 
 def explain(
     classifier: Classifier,
-    image: Source,
+    image: PictureSource,
     *,
     crop_to: Box | None = None,
     top_classes: int = USUAL.top_classes,
@@ -90,7 +90,7 @@ def explain(
 
 def explain_batch(
     classifier: Classifier,
-    batch: Sequence[Prepared],
+    batch: Sequence[PreparedPicture],
     options: Options = USUAL,
     *,
     paths: Sequence[str | None] | None = None,
@@ -102,7 +102,7 @@ def explain_batch(
 def explain_outputs(
     classifier: Classifier,
     outputs: Sequence[Output],
-    batch: Sequence[Prepared],
+    batch: Sequence[PreparedPicture],
     options: Options = USUAL,
     *,
     paths: Sequence[str | None] | None = None,
@@ -175,7 +175,7 @@ def _sheets(
     for label, weight_P in zip(shown, weight_kP, strict=True):
         connected_p = weight_P.nonzero()[:, 0]
         weights = zip(connected_p.tolist(), weight_P[connected_p].tolist(), strict=True)
-        rows = [Row(matches[p], weight, matches[p].similarity * weight) for p, weight in weights]
+        rows = [SheetRow(matches[p], weight, matches[p].similarity * weight) for p, weight in weights]
         in_order = added_up(rows, logits[label], abs(logits[label]))
         sheets.append(Sheet(classes[label], logits[label], probabilities[label], in_order))
     return tuple(sheets)

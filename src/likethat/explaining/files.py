@@ -15,7 +15,7 @@ from likethat.explaining.attribution import UPSAMPLING
 from likethat.explaining.draw.render import shrink
 from likethat.explaining.explanation import USUAL, Explanation, Options, explain_batch
 from likethat.progress import Advance
-from likethat.runs.classifier import Classifier, Prediction, Prepared
+from likethat.runs.classifier import Classifier, Prediction, PreparedPicture
 
 PAGE, DATA = EXPLANATIONS
 BATCH = 16
@@ -28,7 +28,7 @@ def predict_files(
     """One answer a file, in order."""
     for start in range(0, len(paths), BATCH):
         read_B = _read(classifier, paths[start : start + BATCH])
-        good = [found for found in read_B if isinstance(found, Prepared)]
+        good = [found for found in read_B if isinstance(found, PreparedPicture)]
         predicted = classifier.predict_batch(good, level) if good else iter(())
         for found in read_B:
             yield found if isinstance(found, Skipped) else next(predicted)
@@ -45,7 +45,11 @@ def explain_files(
     for start in range(0, len(paths), step):
         names = paths[start : start + step]
         read_B = _read(classifier, names)
-        good = {name: prepared for name, prepared in zip(names, read_B, strict=True) if isinstance(prepared, Prepared)}
+        good = {
+            name: prepared
+            for name, prepared in zip(names, read_B, strict=True)
+            if isinstance(prepared, PreparedPicture)
+        }
         explained: Iterator[Explanation] = iter(())
         if good:
             explained = iter(explain_batch(classifier, list(good.values()), options, paths=list(good)))
@@ -55,8 +59,8 @@ def explain_files(
             advance(start + len(names), len(paths))
 
 
-def _read(classifier: Classifier, paths: Sequence[str]) -> list[Prepared | Skipped]:
-    def read(path: str) -> Prepared | Skipped:
+def _read(classifier: Classifier, paths: Sequence[str]) -> list[PreparedPicture | Skipped]:
+    def read(path: str) -> PreparedPicture | Skipped:
         try:
             return classifier.prepare(path)
         except ImageError as error:

@@ -14,7 +14,7 @@ from likethat.explaining.attribution import UPSAMPLING, attribute
 from likethat.explaining.boxes import activation_boxes
 from likethat.explaining.draw.render import in_shares
 from likethat.models.protopnet import Output
-from likethat.runs.classifier import Classifier, Prepared, Prototype
+from likethat.runs.classifier import Classifier, PreparedPicture, Prototype
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Match:
 def find_matches(
     classifier: Classifier,
     outputs: Sequence[Output],
-    prepared: Prepared,
+    prepared: PreparedPicture,
     number: int,
     score_P: Tensor,
     wanted_P: Tensor,

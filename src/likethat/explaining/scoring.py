@@ -20,7 +20,7 @@ TOLERANCE = 1e-4  # of the logit, within which points must add up to it
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class SheetRow:
     """One line of a scoring sheet: similarity x weight = points."""
 
     match: Match
@@ -38,9 +38,9 @@ class Sheet:
     name: str
     logit: float
     probability: float
-    rows: tuple[Row, ...]
+    rows: tuple[SheetRow, ...]
 
-    def main_rows(self, most: int) -> tuple[list[Row], int, float]:
+    def main_rows(self, most: int) -> tuple[list[SheetRow], int, float]:
         """The rows that count most, in the sheet's order, the number of the others and the sum of their points."""
         by_weight = sorted(self.rows, key=lambda row: -abs(row.points))
         main = set(by_weight[:most])
@@ -82,15 +82,15 @@ class ScoredPicture:
         """What each prototype adds to the predicted class's lead over the rival: a sheet of the two's differences."""
         if self.rival is None:
             raise UserError("There is no class to compare with; ask for one with against=CLASS.")
-        return self.compare(self.predicted.name, self.rival)
+        return self.lead(self.predicted.name, self.rival)
 
-    def compare(self, name: str, other: str) -> Sheet:
+    def lead(self, name: str, other: str) -> Sheet:
         """What each prototype adds to the lead of one explained class over another."""
         best, rival = self.sheet(name), self.sheet(other)
         weights = {row.match: row.weight for row in best.rows}
         for row in rival.rows:
             weights[row.match] = weights.get(row.match, 0.0) - row.weight
-        rows = [Row(match, weight, match.similarity * weight) for match, weight in weights.items() if weight]
+        rows = [SheetRow(match, weight, match.similarity * weight) for match, weight in weights.items() if weight]
         lead = best.logit - rival.logit
         in_order = added_up(rows, lead, abs(best.logit) + abs(rival.logit))
         return Sheet(f"{best.name} − {rival.name}", lead, best.probability - rival.probability, in_order)
@@ -119,7 +119,7 @@ class ScoredPicture:
         return seen_part(self.image, self.view)
 
 
-def added_up(rows: list[Row], total: float, scale: float) -> tuple[Row, ...]:
+def added_up(rows: list[SheetRow], total: float, scale: float) -> tuple[SheetRow, ...]:
     """The rows with most points first, once it is sure that they add up to what the network computed."""
     error = abs(sum(row.points for row in rows) - total)
     if not error <= TOLERANCE * max(1.0, scale):

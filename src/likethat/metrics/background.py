@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from likethat.metrics.figure import LOWER, About, Figure
+from likethat.metrics.figure import LOWER, About, MetricFigure
 from likethat.metrics.regions import areas, distance_to_box
 from likethat.metrics.sweep import Batch, Metric, Subject
 
@@ -39,7 +39,7 @@ class Background(Metric):
         self.share.append(share_B.cpu())
         self.outside.append(1 - covered_B[rows].cpu())
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         share_N, outside_N = torch.cat(self.share), torch.cat(self.outside)
         if self.subject.parts is None or not len(share_N):
             why = "has no boxes of the objects" if self.subject.parts is None else "is cropped to the objects"

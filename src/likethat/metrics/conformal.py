@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from likethat.metrics.figure import LOWER, NEITHER, About, Figure
+from likethat.metrics.figure import LOWER, NEITHER, About, MetricFigure
 from likethat.runs.calibration import LEVEL, Calibration, conformal_threshold, likeness_of
 
 LEVELS = (0.8, 0.9, LEVEL)
@@ -22,7 +22,7 @@ SIZE = About(f"classes in a prediction set at {LEVEL:.0%}", LOWER, GROUP, SOURCE
 ABSTAINS = About(f"abstains on known classes at {LEVEL:.0%}", LOWER, GROUP, "this project")
 
 
-def conformal_figures(calibration: Calibration | None, logits_NK: Tensor, label_N: Tensor) -> list[Figure]:
+def conformal_figures(calibration: Calibration | None, logits_NK: Tensor, label_N: Tensor) -> list[MetricFigure]:
     abouts = {level: About(f"true class in the set, promised {level:.0%}", NEITHER, GROUP, SOURCE) for level in LEVELS}
     if calibration is None:
         why = "the run is not calibrated; `likethat calibrate RUN` does that"

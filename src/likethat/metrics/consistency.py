@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from likethat.metrics.figure import HIGHER, About, Figure
+from likethat.metrics.figure import HIGHER, About, MetricFigure
 from likethat.metrics.part_hits import NO_PARTS, PartHits
 
 THRESHOLD = 0.8
@@ -34,7 +34,7 @@ def best_share(hit_PQ: Tensor, visible_PQ: Tensor) -> Tensor:
 
 
 class Consistency(PartHits):
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         if self.subject.parts is None:
             return [ABOUT.absent(NO_PARTS)]
         share_P = best_share(self.hit_PQ, self.visible_PQ)

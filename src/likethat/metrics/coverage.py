@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from likethat.metrics.figure import HIGHER, About, Figure
+from likethat.metrics.figure import HIGHER, About, MetricFigure
 from likethat.metrics.part_hits import NO_PARTS, PartHits
 
 LEAST = 0.5
@@ -30,7 +30,7 @@ def coverages(hit_PQ: Tensor, visible_PQ: Tensor, class_P: Tensor, used_P: Tenso
 
 
 class Coverage(PartHits):
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         if self.subject.parts is None:
             return [ABOUT.absent(NO_PARTS)]
         class_P = self.subject.class_P.cpu()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from likethat.metrics.figure import HIGHER, LOWER, About, Figure
+from likethat.metrics.figure import HIGHER, LOWER, About, MetricFigure
 from likethat.metrics.regions import areas, distance_to_box
 from likethat.metrics.sweep import EVIDENCE, Batch, Metric, Subject
 
@@ -65,7 +65,7 @@ class Decisive(Metric):
         grown_S4 = box_S4 + torch.tensor([-TOLERANCE, -TOLERANCE, TOLERANCE, TOLERANCE], device=batch.device)
         self.chance.append(areas(grown_S4.clamp(0, 1)).cpu())
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         hit_S, share_S, distance_S, chance_S = map(torch.cat, (self.hit, self.share, self.distance, self.chance))
         if not len(hit_S):
             return [about.absent(NO_PAIRS) for about in (POINTING, POINTS, DISTANCE)]

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from likethat.data.check import map_in_threads
-from likethat.metrics.figure import Figure
+from likethat.metrics.figure import MetricFigure
 from likethat.metrics.response import Responses, respond
 from likethat.metrics.sweep import Batch, Metric, Subject
 from likethat.metrics.transformations import GROUP
@@ -50,6 +50,6 @@ class Degradation(Metric):
             self.jpeg.add("JPEG", respond(batch, after))
             self.noise.add("noise", respond(batch, batch.noisy))
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         note = self.subject.sample_note(self.subject.perturbed)
         return [*self.jpeg.figures(f"{note}, quality {QUALITY}"), *self.noise.figures(note)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from likethat.metrics.figure import HIGHER, LOWER, About, Figure
+from likethat.metrics.figure import HIGHER, LOWER, About, MetricFigure
 from likethat.metrics.reveal import Revealing
 
 GROUP, SOURCE = "evidence", "after Petsiuk et al. 2018"
@@ -25,7 +25,7 @@ INSERTION_GAIN = About("insertion, above random boxes by", HIGHER, GROUP, SOURCE
 
 
 class Deletion(Revealing):
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         if not self.seen:
             abouts = (DELETION, DELETION_GAIN, INSERTION, INSERTION_GAIN)
             return [about.absent("nothing to measure it on") for about in abouts]

@@ -14,7 +14,7 @@ HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # what is better
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricFigure:
     """One line of the tables. `value` is None where the metric has no meaning, and then `note` says why."""
 
     name: str
@@ -41,7 +41,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class About:
-    """What is the same for every value that a metric takes: all of a `Figure` but the numbers."""
+    """What is the same for every value that a metric takes: all of a `MetricFigure` but the numbers."""
 
     name: str
     better: str
@@ -49,7 +49,7 @@ class About:
     source: str
     unit: str = "share"
 
-    def proportion(self, true_n: Tensor, note: str) -> Figure:
+    def proportion(self, true_n: Tensor, note: str) -> MetricFigure:
         """The share of true ones, with Wilson's interval."""
         count = len(true_n)
         if not count:
@@ -57,7 +57,7 @@ class About:
         value = float(true_n.cpu().double().mean())
         return self._figure(value, wilson_interval(value, count), note)
 
-    def mean(self, value_n: Tensor, note: str) -> Figure:
+    def mean(self, value_n: Tensor, note: str) -> MetricFigure:
         """The mean, with the bootstrap's interval over the n of them. Values that are not numbers are left out."""
         values = value_n.cpu().double().numpy()
         values = values[np.isfinite(values)]
@@ -65,19 +65,19 @@ class About:
             return self.absent("nothing to measure it on")
         return self._figure(float(values.mean()), bootstrap_interval(values), note)
 
-    def measured(self, value: float, interval: tuple[float, float], note: str) -> Figure:
+    def measured(self, value: float, interval: tuple[float, float], note: str) -> MetricFigure:
         """A value whose interval the metric works out itself."""
         return self._figure(value, interval, note)
 
-    def exact(self, value: float, note: str) -> Figure:
+    def exact(self, value: float, note: str) -> MetricFigure:
         """A property of the model itself, which no choice of images changes."""
         return self._figure(value, (None, None), note)
 
-    def absent(self, why: str) -> Figure:
+    def absent(self, why: str) -> MetricFigure:
         return self._figure(None, (None, None), why)
 
-    def _figure(self, value: float | None, interval: tuple[float | None, float | None], note: str) -> Figure:
-        return Figure(self.name, value, *interval, self.better, self.unit, self.group, self.source, note)
+    def _figure(self, value: float | None, interval: tuple[float | None, float | None], note: str) -> MetricFigure:
+        return MetricFigure(self.name, value, *interval, self.better, self.unit, self.group, self.source, note)
 
 
 def wilson_interval(share: float, count: int) -> tuple[float, float]:

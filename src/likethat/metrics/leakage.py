@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from likethat.metrics.figure import HIGHER, LOWER, About, Figure
+from likethat.metrics.figure import HIGHER, LOWER, About, MetricFigure
 from likethat.metrics.reveal import Revealing
 
 ALONE = About("prediction survives on the boxes alone", HIGHER, "evidence", "this project")
@@ -21,7 +21,7 @@ WITHOUT = About("prediction survives without the boxes", LOWER, "evidence", "thi
 
 
 class Leakage(Revealing):
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         if not self.seen:
             return [about.absent("nothing to measure it on") for about in (ALONE, WITHOUT)]
 

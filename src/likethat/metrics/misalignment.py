@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from likethat.metrics.figure import HIGHER, LOWER, About, Figure
+from likethat.metrics.figure import HIGHER, LOWER, About, MetricFigure
 from likethat.metrics.gradients import by_member, similarity_gradient
 from likethat.metrics.regions import Reading, box_masks
 from likethat.metrics.sweep import IMAGENET_STD, Batch, Metric, Subject
@@ -110,7 +110,7 @@ class Misalignment(Metric):
         for (network, _, before_bHW), (_, _, after_bHW) in maps:
             self.plc.append(location_change(before_bHW, after_bHW, network.backbone.input_size).cpu())
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         attacked = self.subject.sample_note(self.subject.attacked)
         return [
             PAC.mean(torch.cat(self.pac), attacked),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from likethat.inference.nearest import Search
-from likethat.metrics.figure import HIGHER, About, Figure
+from likethat.metrics.figure import HIGHER, About, MetricFigure
 from likethat.metrics.part_hits import NO_PARTS
 from likethat.metrics.regions import boxes_of_maps, centres
 from likethat.metrics.sweep import Batch, Metric, Subject
@@ -77,7 +77,7 @@ class Purity(Metric):
         used_P = self.subject.weight_KP.amax(0).cpu() > LEAST_WEIGHT
         return torch.where(used_P, torch.cat(found), torch.nan)
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         if self.subject.parts is None:
             return [ABOUT.absent(NO_PARTS)]
         purity_P = self.purity_P

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from likethat.metrics.figure import HIGHER, NEITHER, About, Figure
+from likethat.metrics.figure import HIGHER, NEITHER, About, MetricFigure
 from likethat.metrics.gradients import by_member, similarity_gradient
 from likethat.metrics.regions import areas, box_masks, centres
 from likethat.metrics.sweep import Batch, Metric, Subject
@@ -69,7 +69,7 @@ class ReceptiveField(Metric):
 
         by_member(self.subject.classifier.networks, batch.evidence.prototype_BE[:, 0], measure)
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         share_N, area_N = torch.cat(self.share), torch.cat(self.area)
         note = self.subject.sample_note(self.subject.perturbed)
         offset_n2 = torch.cat(self.offset)

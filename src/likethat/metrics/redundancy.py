@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from likethat.explaining.latent import latent_space
-from likethat.metrics.figure import LOWER, About, Figure
+from likethat.metrics.figure import LOWER, About, MetricFigure
 from likethat.metrics.sweep import Batch, Metric, Subject
 
 NEAREST = 10
@@ -40,7 +40,7 @@ class Redundancy(Metric):
         self.score_kP, best_kP = score_nP.topk(min(self.nearest, len(score_nP)), dim=0)
         self.own_kP = own_nP.gather(0, best_kP)
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         total = len(self.subject.class_P)
         repeats = sum(first is not None for first in latent_space(self.subject.classifier).first_same_P)
         unused = int((self.subject.weight_KP == 0).all(0).sum())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from likethat.metrics.figure import LOWER, About, Figure, resamples_of
+from likethat.metrics.figure import LOWER, About, MetricFigure, resamples_of
 
 BINS = 15
 ABOUT = About("expected calibration error", LOWER, "trust", "Guo et al. 2017")
@@ -48,7 +48,7 @@ def reliability(logits_NK: Tensor, label_N: Tensor) -> list[Bin]:
     ]
 
 
-def calibration_figures(logits_NK: Tensor, label_N: Tensor) -> list[Figure]:
+def calibration_figures(logits_NK: Tensor, label_N: Tensor) -> list[MetricFigure]:
     if not len(label_N):
         return [ABOUT.absent("nothing to measure it on")]
     confidence_N, right_N = _confidence(logits_NK, label_N)

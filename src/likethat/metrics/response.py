@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from likethat.metrics.figure import HIGHER, LOWER, About, Figure
+from likethat.metrics.figure import HIGHER, LOWER, About, MetricFigure
 from likethat.metrics.regions import Reading, intersection_over_union
 from likethat.metrics.sweep import Batch
 
@@ -69,7 +69,7 @@ class Responses:
     def add(self, sort: str, response: Response) -> None:
         self.seen.setdefault(sort, []).append(response)
 
-    def figures(self, note: str) -> list[Figure]:
+    def figures(self, note: str) -> list[MetricFigure]:
         change = About(f"similarity change, {self.kind}", LOWER, self.group, self.source)
         overlap = About(f"box overlap, {self.kind}", HIGHER, self.group, self.source)
         kept = About(f"prediction kept, {self.kind}", HIGHER, self.group, self.source)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from likethat.metrics.figure import HIGHER, LOWER, About, Figure
+from likethat.metrics.figure import HIGHER, LOWER, About, MetricFigure
 from likethat.metrics.sweep import Batch, Metric, Subject
 
 MOST = 0.9
@@ -47,7 +47,7 @@ class Sparsity(Metric):
         self.needed.append(needed_for_most(points_BP).float().cpu())
         self.negative.append(negative_share(points_BP, weight_BP).cpu())
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         weight_KP, note = self.subject.weight_KP, f"{len(self.subject.samples)} images"
         connections = int((weight_KP != 0).sum())
         return [

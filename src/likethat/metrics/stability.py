@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from likethat.metrics.figure import HIGHER, About, Figure
+from likethat.metrics.figure import HIGHER, About, MetricFigure
 from likethat.metrics.part_hits import NO_PARTS, own_parts, parts_in_region
 from likethat.metrics.sweep import Batch, Metric, Subject
 
@@ -41,7 +41,7 @@ class Stability(Metric):
     def share_P(self) -> Tensor:
         return torch.where(self.count_P > 0, self.same_P.double() / self.count_P, torch.nan)
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         if self.subject.parts is None:
             return [ABOUT.absent(NO_PARTS)]
         return [ABOUT.mean(self.share_P(), f"{int((self.count_P > 0).sum())} prototypes")]

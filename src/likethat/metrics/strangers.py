@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from likethat.metrics.conformal import prediction_sets
-from likethat.metrics.figure import HIGHER, LOWER, RESAMPLES, About, Figure
+from likethat.metrics.figure import HIGHER, LOWER, RESAMPLES, About, MetricFigure
 from likethat.runs.calibration import LEVEL, Calibration, likeness_of
 
 GROUP, SOURCE = "trust", "Hendrycks, Gimpel 2017"
@@ -45,7 +45,7 @@ def fpr95(known_n: np.ndarray, other_m: np.ndarray) -> float:
 
 def stranger_figures(
     calibration: Calibration | None, known_NK: Tensor, other_MK: Tensor | None, what: str
-) -> list[Figure]:
+) -> list[MetricFigure]:
     """`what` says which the other pictures are."""
     if other_MK is None:
         return [about.absent(NONE_GIVEN) for about in (AUROC, FPR95, ABSTAINS)]

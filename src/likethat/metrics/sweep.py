@@ -21,7 +21,7 @@ from likethat.data.cache import CHUNK, decode_chunk
 from likethat.data.dataset import Sample
 from likethat.data.loaders import hold
 from likethat.data.parts import PartTable
-from likethat.metrics.figure import Figure
+from likethat.metrics.figure import MetricFigure
 from likethat.metrics.regions import Reading
 from likethat.progress import Display
 from likethat.runs.classifier import Classifier
@@ -171,7 +171,7 @@ class Metric:
     def collect(self, batch: Batch) -> None:
         raise NotImplementedError
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         raise NotImplementedError
 
     def by_prototype(self) -> Mapping[str, Tensor]:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.data.augment import recolour
-from likethat.metrics.figure import Figure
+from likethat.metrics.figure import MetricFigure
 from likethat.metrics.response import Responses, respond
 from likethat.metrics.sweep import Batch, Metric, Subject
 
@@ -78,7 +78,7 @@ class Transformations(Metric):
             after = batch.read([recolour(x_B3HW, factor_B3) for x_B3HW in batch.x])
             self.lit.add(name, respond(batch, after))
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[MetricFigure]:
         note = self.subject.sample_note(self.subject.perturbed)
         return [*self.moved.figures(note), *self.lit.figures(note)]
 

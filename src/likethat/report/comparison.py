@@ -13,11 +13,11 @@ from likethat.data.decode import Box, to_input
 from likethat.errors import UserError
 from likethat.explaining.draw.heat import overlay
 from likethat.explaining.draw.render import fit, read_picture, scaled
-from likethat.explaining.draw.sheet import ACCENT, MARGIN, SCALE, SOFT, WIDTH, Canvas, one_line
+from likethat.explaining.draw.sheet import ACCENT, MARGIN, SCALE, SOFT, WIDTH, SheetCanvas, one_line
 from likethat.explaining.explanation import Explanation, explain
-from likethat.explaining.scoring import Row
+from likethat.explaining.scoring import SheetRow
 from likethat.runs.baseline import PlainRun
-from likethat.runs.classifier import Classifier, Source
+from likethat.runs.classifier import Classifier, PictureSource
 
 COLOURS = ("#e11d48", "#2563eb", "#f59e0b")  # of the parts shown, most points first
 MOST_OVERLAP = 0.5  # of two parts shown; beyond it they are the same part
@@ -47,7 +47,7 @@ def class_activation(plain: PlainRun, image: Image.Image, crop_to: Box | None = 
 
 
 def comparison_figure(
-    classifier: Classifier, plain: PlainRun, image: Source, crop_to: Box | None = None
+    classifier: Classifier, plain: PlainRun, image: PictureSource, crop_to: Box | None = None
 ) -> Image.Image:
     """What a plain classifier, one with part attention, and a ProtoPNet can say about a picture."""
     if set(classifier.classes) != set(plain.classes):
@@ -57,7 +57,7 @@ def comparison_figure(
     rows = distinct_parts(explanation.predicted.rows, len(COLOURS))
     picture, best = fit(explanation.picture, SIDE * SCALE), explanation.predicted
     verdict = f"{best.name}, {best.probability:.1%}"
-    canvas = Canvas(HEIGHT)
+    canvas = SheetCanvas(HEIGHT)
     for x, title, text in (
         (MARGIN, "Object attention", "a plain classifier: where it looked"),
         (MARGIN + SIDE + GAP, "Part attention", "which parts it looked at"),
@@ -76,14 +76,14 @@ def comparison_figure(
     return canvas.image
 
 
-def _panel(canvas: Canvas, x: int, picture: Image.Image, verdict: str) -> None:
+def _panel(canvas: SheetCanvas, x: int, picture: Image.Image, verdict: str) -> None:
     canvas.picture(x, TOP, picture, SIDE)
     canvas.text(x, TOP + SIDE + 10, one_line(verdict, SIDE, 13), 13, bold=True)
 
 
-def distinct_parts(rows: Sequence[Row], most: int) -> list[Row]:
+def distinct_parts(rows: Sequence[SheetRow], most: int) -> list[SheetRow]:
     """The rows with most points whose boxes do not lie on each other."""
-    chosen: list[Row] = []
+    chosen: list[SheetRow] = []
     for row in sorted(rows, key=lambda row: -row.points):
         if row.points > 0 and all(overlap(row.match.share, other.match.share) <= MOST_OVERLAP for other in chosen):
             chosen.append(row)
@@ -112,7 +112,7 @@ def draw_parts(picture: Image.Image, boxes: Sequence[Box]) -> Image.Image:
     return picture
 
 
-def _draw_case(canvas: Canvas, y: int, explanation: Explanation, row: Row, colour: str) -> None:
+def _draw_case(canvas: SheetCanvas, y: int, explanation: Explanation, row: SheetRow, colour: str) -> None:
     """A part of the picture, the prototype it looks like, and the training picture that is from."""
     match, prototype = row.match, row.match.prototype
     whole, side = explanation.picture, THUMB * SCALE

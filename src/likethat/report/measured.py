@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
-from likethat.metrics.figure import Figure
+from likethat.metrics.figure import MetricFigure
 from likethat.metrics.reliability import Bin
 from likethat.report.reliability import draw_reliability
 from likethat.runs import layout
@@ -29,7 +29,7 @@ class Marked:
 
 @dataclass(frozen=True)
 class Measured:
-    groups: dict[str, list[Figure]]
+    groups: dict[str, list[MetricFigure]]
     images: int
     best: list[Marked]
     worst: list[Marked]
@@ -43,7 +43,7 @@ def read_measured(run: Path, prototypes: Sequence[Prototype]) -> Measured | None
         return None
     document: dict[str, Any] = read_json(path)
     try:
-        figures = [Figure(**figure) for figure in document["figures"]]
+        figures = [MetricFigure(**figure) for figure in document["figures"]]
         groups = {name: [f for f in figures if f.group == name] for name in dict.fromkeys(f.group for f in figures)}
         marked = _marked(document["by_prototype"], prototypes)
         bins = [Bin(**found) for found in document.get("reliability", ())]

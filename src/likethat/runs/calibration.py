@@ -122,7 +122,7 @@ def likeness_of(logits_NK: Tensor) -> Tensor:
     return logits_NK.amax(1)
 
 
-def calibrate(logits_NK: Tensor, label_N: Tensor) -> Calibration:
+def fit_calibration(logits_NK: Tensor, label_N: Tensor) -> Calibration:
     """From images that the network was not trained on."""
     nonconformity: list[float] = []
     likeness: list[float] = []

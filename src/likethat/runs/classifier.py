@@ -20,7 +20,7 @@ from likethat.runs.atomic_files import read_json
 from likethat.runs.calibration import LEVEL, Calibration, Verdict, likeness_of, read_calibration
 from likethat.runtime import exact_arithmetic, resolve_device
 
-Source = str | Path | bytes | BinaryIO | Image
+PictureSource = str | Path | bytes | BinaryIO | Image
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPicture:
     """A picture ready for every member network: its bytes at that network's input size, and the way back."""
 
     image: Image  # upright
@@ -112,19 +112,19 @@ class Classifier:
         """The model that `save_pretrained` wrote into a folder, or one of the hub by its id."""
         return load(hub.find_pretrained(source), device)
 
-    def prepare(self, source: Source, crop_to: Box | None = None) -> Prepared:
+    def prepare(self, source: PictureSource, crop_to: Box | None = None) -> PreparedPicture:
         image = read_image(Path(source) if isinstance(source, str) else source)
         inputs = [to_input(image, crop_to, member.backbone.input_size) for member in self.networks]
         pixels = tuple(torch.from_numpy(pixels).permute(2, 0, 1) for pixels, _ in inputs)
-        return Prepared(image, pixels, tuple(view for _, view in inputs))
+        return PreparedPicture(image, pixels, tuple(view for _, view in inputs))
 
     @torch.no_grad()
-    def outputs(self, batch: Sequence[Prepared]) -> list[Output]:
+    def outputs(self, batch: Sequence[PreparedPicture]) -> list[Output]:
         """One `Output` a member, each over the whole batch."""
         stacked = [torch.stack(pixels).to(self.device) for pixels in zip(*(p.pixels for p in batch), strict=True)]
         return [member(x_B3HW.float() / 255) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
 
-    def predict(self, image: Source | Sequence[Source], level: float | None = None) -> Any:
+    def predict(self, image: PictureSource | Sequence[PictureSource], level: float | None = None) -> Any:
         """The class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list.
 
         `level` is that of the prediction sets of a calibrated run (0.95, if none is given).
@@ -134,9 +134,9 @@ class Classifier:
         return next(self.predict_all([image], level))
 
     def predict_all(
-        self, images: Iterable[Source], level: float | None = None, batch_size: int = 32
+        self, images: Iterable[PictureSource], level: float | None = None, batch_size: int = 32
     ) -> Iterator[Prediction]:
-        batch: list[Prepared] = []
+        batch: list[PreparedPicture] = []
         for image in images:
             batch.append(self.prepare(image))
             if len(batch) == batch_size:
@@ -145,7 +145,7 @@ class Classifier:
         if batch:
             yield from self.predict_batch(batch, level)
 
-    def predict_batch(self, batch: Sequence[Prepared], level: float | None) -> Iterator[Prediction]:
+    def predict_batch(self, batch: Sequence[PreparedPicture], level: float | None) -> Iterator[Prediction]:
         """The classes of pictures that are prepared."""
         outputs = self.outputs(batch)
         logits_BK = summed_logits(outputs).cpu().double()

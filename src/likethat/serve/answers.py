@@ -13,7 +13,7 @@ from likethat.explaining.explanation import Explanation, Options, explain_output
 from likethat.explaining.matches import Match
 from likethat.explaining.scoring import Sheet
 from likethat.models.protopnet import Output, summed_logits
-from likethat.runs.classifier import Classifier, Prepared
+from likethat.runs.classifier import Classifier, PreparedPicture
 from likethat.serve.catalogue import Catalogue
 from likethat.serve.store import Kept
 
@@ -34,7 +34,7 @@ class Question:
 
 
 def explained(
-    classifier: Classifier, outputs: Sequence[Output], prepared: Prepared, name: str | None, options: Options
+    classifier: Classifier, outputs: Sequence[Output], prepared: PreparedPicture, name: str | None, options: Options
 ) -> Explanation:
     """With the small picture that is kept in place of the one that came; boxes stay in pixels of that one."""
     (explanation,) = explain_outputs(classifier, outputs, [prepared], options, paths=[name])
@@ -59,7 +59,7 @@ def page_document(
     """`classes` are those whose sheets are shown: one, or two to be compared."""
     sheets = [explanation.sheet(name) for name in classes]
     if len(sheets) == 2:
-        sheets.append(explanation.compare(*classes))
+        sheets.append(explanation.lead(*classes))
     matches: dict[int, Match] = {match.prototype.id: match for match in explanation.nearest}
     shown = [_sheet(sheet, matches) for sheet in sheets]
     pictures = Pictures(inline=True)

@@ -15,7 +15,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from likethat.models.protopnet import Output
-from likethat.runs.classifier import Classifier, Prepared
+from likethat.runs.classifier import Classifier, PreparedPicture
 from likethat.serve.problems import Refused
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Slots:
 
 @dataclass(eq=False)
 class Job:
-    prepared: Prepared
+    prepared: PreparedPicture
     outputs: asyncio.Future[list[Output]]
 
 
@@ -58,7 +58,7 @@ class Batcher:
         self.thread = ThreadPoolExecutor(1, "networks")
         self.batches = self.pictures = 0
 
-    async def outputs(self, prepared: Prepared) -> list[Output]:
+    async def outputs(self, prepared: PreparedPicture) -> list[Output]:
         """One `Output` a network, each over this one picture."""
         job = Job(prepared, asyncio.get_running_loop().create_future())
         self.waiting.append(job)

@@ -18,10 +18,10 @@ ATLAS = "atlas"  # the folder in the run where `likethat atlas` leaves what it f
 FROM_ATLAS = ("purity", "test_purity", "mixed", "leads", "repeats")
 
 
-Atlas = Mapping[int, dict[str, Any]]  # what `likethat atlas` found, by prototype
+AtlasEntries = Mapping[int, dict[str, Any]]  # what `likethat atlas` found, by prototype
 
 
-def read_atlas(folder: Path, classifier: Classifier) -> Atlas:
+def read_atlas(folder: Path, classifier: Classifier) -> AtlasEntries:
     """Empty where `likethat atlas` was not run, or made something else than is needed."""
     try:
         entries = json.loads((folder / DATA).read_text(encoding="utf-8"))["prototypes"]
@@ -43,7 +43,7 @@ class Catalogue:
     """The prototypes of one model. A new one is made when the model changes."""
 
     classifier: Classifier
-    atlas: Atlas
+    atlas: AtlasEntries
     atlas_folder: Path
     address: str = "/prototypes"  # of the pictures
     version: int = 0  # in the address of the pictures, so that browsers notice when they change

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from likethat.explaining.draw.render import jpeg
 from likethat.progress import Display
 from likethat.runs import layout
-from likethat.runs.classifier import Prepared
+from likethat.runs.classifier import PreparedPicture
 from likethat.serve.catalogue import Catalogue
 from likethat.serve.neighbours import Neighbours
 from likethat.serve.problems import Refused
@@ -140,7 +140,7 @@ class Corrections:
             raise Refused(404, f"There is no prototype {id}.")
         return self.catalogue.picture(id, kind)
 
-    def effect(self, picture: Prepared, class_name: str | None) -> dict[str, Any]:
+    def effect(self, picture: PreparedPicture, class_name: str | None) -> dict[str, Any]:
         """What the edits change for one picture."""
         return self._open_editor().effect(picture, class_name)
 

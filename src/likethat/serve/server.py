@@ -15,7 +15,7 @@ from fastapi import Request
 from likethat.data.decode import ImageError
 from likethat.data.pictures import Skipped
 from likethat.explaining.explanation import Explanation, Options
-from likethat.runs.classifier import Classifier, Prepared
+from likethat.runs.classifier import Classifier, PreparedPicture
 from likethat.serve.answers import Question, explained, page_document, ranking
 from likethat.serve.batching import Batcher, Slots, unless_gone
 from likethat.serve.catalogue import Catalogue
@@ -90,7 +90,7 @@ class Server:
     async def keep_uploads(self, request: Request) -> tuple[list[Kept], list[Skipped]]:
         """Keeps the pictures of a request, so that they have pages."""
 
-        def prepare(upload: Upload) -> tuple[Prepared, bytes]:
+        def prepare(upload: Upload) -> tuple[PreparedPicture, bytes]:
             prepared = prepare_upload(self.classifier, upload, self.limits)
             return prepared, as_jpeg(prepared)
 

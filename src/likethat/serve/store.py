@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from PIL import Image
 
 from likethat.explaining.draw.render import jpeg
-from likethat.runs.classifier import Prepared
+from likethat.runs.classifier import PreparedPicture
 from likethat.serve.limits import Limits
 from likethat.serve.problems import Refused
 
@@ -22,12 +22,12 @@ class Kept:
 
     id: str
     name: str | None
-    prepared: Prepared  # without its image, which is kept as JPEG
+    prepared: PreparedPicture  # without its image, which is kept as JPEG
     picture: bytes  # JPEG
     size: tuple[int, int]
     seen: float  # monotonic seconds
 
-    def with_image(self) -> Prepared:
+    def with_image(self) -> PreparedPicture:
         return replace(self.prepared, image=Image.open(io.BytesIO(self.picture)).convert("RGB"))
 
 
@@ -39,7 +39,7 @@ class Store:
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def add(self, name: str | None, prepared: Prepared, picture: bytes) -> Kept:
+    def add(self, name: str | None, prepared: PreparedPicture, picture: bytes) -> Kept:
         empty = replace(prepared, image=Image.new("RGB", (1, 1)))
         kept = Kept(secrets.token_urlsafe(12), name, empty, picture, prepared.image.size, time.monotonic())
         self.by_id[kept.id] = kept
@@ -69,5 +69,5 @@ class Store:
             del self.by_id[id]
 
 
-def as_jpeg(prepared: Prepared) -> bytes:
+def as_jpeg(prepared: PreparedPicture) -> bytes:
     return jpeg(prepared.image, quality=92)

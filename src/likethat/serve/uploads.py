@@ -13,7 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from likethat.data.decode import ImageError, read_image
 from likethat.explaining.draw.render import shrink
 from likethat.explaining.files import KEPT_SIDE
-from likethat.runs.classifier import Classifier, Prepared
+from likethat.runs.classifier import Classifier, PreparedPicture
 from likethat.serve.limits import Limits
 from likethat.serve.problems import Refused
 
@@ -87,7 +87,7 @@ async def _read_form(request: Request, body: AsyncIterator[bytes], limits: Limit
     return uploads
 
 
-def prepare_upload(classifier: Classifier, upload: Upload, limits: Limits) -> Prepared:
+def prepare_upload(classifier: Classifier, upload: Upload, limits: Limits) -> PreparedPicture:
     """Ready for the networks, with a small copy in place of the full picture."""
     image = read_image(upload.data, name=upload.name or "the picture", max_pixels=limits.pixels)
     prepared = classifier.prepare(image)

@@ -62,7 +62,7 @@ def start_from_classifier(
         place_P[member_m] = place_T[candidate_S[pick_m]]
         vector_PD[member_m] = patch_SD[pick_m]
     layer.prototype_PDhw.copy_(vector_PD.view_as(layer.prototype_PDhw))
-    calibrate(model, images, image_P)
+    scale_last_layer(model, images, image_P)
     width = model.patch_grid[1]
     return Projection(image_P, place_P // width, place_P % width, torch.zeros_like(vector_PD[:, 0]))
 
@@ -171,7 +171,7 @@ def spread_choice(candidate_SD: Tensor, evidence_S: Tensor, count: int) -> Tenso
     return torch.tensor(taken, device=candidate_SD.device)
 
 
-def calibrate(model: ProtoPNet, images: Images, source_P: Tensor) -> None:
+def scale_last_layer(model: ProtoPNet, images: Images, source_P: Tensor) -> None:
     """Own-class connections of equal weight, with the sum that predicts the training images best when no image may
     look at a prototype cut from it; no other connections. Smoothed labels keep separable images from asking for an
     ever larger sum."""

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from likethat.errors import UserError
 from likethat.training.last_layer_problem import (
+    LastLayerProblem,
     Point,
-    Problem,
     accuracy_of,
     exact_matmul,
     gradient_of,
@@ -131,7 +131,7 @@ def kkt_residual(
         return residual_of(problem, problem.at(weight_KP.to(problem.penalty_KP)))
 
 
-def _metric(problem: Problem, point: Point) -> _Metric:
+def _metric(problem: LastLayerProblem, point: Point) -> _Metric:
     count = len(problem.label_N)
     sums: list[Tensor] = []
     for rows, score_bP in problem.blocks():
@@ -155,7 +155,13 @@ def _metric(problem: Problem, point: Point) -> _Metric:
 
 
 def _proximal_step(
-    problem: Problem, metric: _Metric, scale: float, point_KP: Tensor, gradient_KP: Tensor, shift_K: Tensor, tol: float
+    problem: LastLayerProblem,
+    metric: _Metric,
+    scale: float,
+    point_KP: Tensor,
+    gradient_KP: Tensor,
+    shift_K: Tensor,
+    tol: float,
 ) -> Tensor:
     """point + d for the minimiser d of  gradient.d + d.(scale * metric + ridge).d / 2 + penalty |point + d|.
 
@@ -202,7 +208,7 @@ def _proximal_step(
     return weight_KP
 
 
-def _solve(problem: Problem, weight_KP: Tensor, tol: float, max_iterations: int) -> LastLayerSolution:
+def _solve(problem: LastLayerProblem, weight_KP: Tensor, tol: float, max_iterations: int) -> LastLayerSolution:
     best = point = problem.at(weight_KP)  # `point` is where momentum has carried us
     value, residual = objective_of(problem, best), residual_of(problem, best)
     shift_K = wide(torch.zeros_like(weight_KP[:, 0]))
@@ -251,7 +257,7 @@ def _solve(problem: Problem, weight_KP: Tensor, tol: float, max_iterations: int)
     return LastLayerSolution(best.weight_KP, value, residual_of(problem, best), iteration, others, accuracy)
 
 
-def _curvature(problem: Problem, point: Point, new: Point) -> tuple[float, float]:
+def _curvature(problem: LastLayerProblem, point: Point, new: Point) -> tuple[float, float]:
     """How far the mean cross entropy rises above its tangent between two points, and the size of its terms."""
     rise = size = 0.0
     for rows, score_bP in problem.blocks():

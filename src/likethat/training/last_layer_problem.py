@@ -18,7 +18,7 @@ BLOCK = 2**26  # bytes of scores that are converted at a time
 
 
 @dataclass(frozen=True)
-class Problem:
+class LastLayerProblem:
     """The objective of `last_layer` on the scores of N images.
 
     The scores may have another precision or device than the arithmetic, such as float16 in a file; then they are
@@ -76,7 +76,7 @@ class Point:
 
 def make_problem(
     score_NP: Tensor, label_N: Tensor, class_P: Tensor, num_classes: int, lam: float, ridge: float
-) -> Problem:
+) -> LastLayerProblem:
     if score_NP.numel() == 0 or (*label_N.shape, *class_P.shape) != score_NP.shape:
         raise UserError(
             f"scores of shape {tuple(score_NP.shape)} do not fit {len(label_N)} labels and {len(class_P)} prototype "
@@ -91,7 +91,7 @@ def make_problem(
     device = label_N.device if score_NP.device.type == "cpu" else score_NP.device  # scores in a file are the CPU's
     label_N, class_P = (x.to(device, torch.int64) for x in (label_N, class_P))
     own_KP = class_P[None] == torch.arange(num_classes, device=device)[:, None]
-    problem = Problem(score_NP.detach(), label_N, own_KP, (~own_KP).to(dtype) * lam, ridge)
+    problem = LastLayerProblem(score_NP.detach(), label_N, own_KP, (~own_KP).to(dtype) * lam, ridge)
     if not all(bool(score_bP.isfinite().all()) for _, score_bP in problem.blocks()):
         raise UserError("the similarity scores hold NaN or infinity; check the network that made them")
     return problem
@@ -109,7 +109,7 @@ def exact_matmul(device_type: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def objective_of(problem: Problem, point: Point) -> float:
+def objective_of(problem: LastLayerProblem, point: Point) -> float:
     losses = [
         F.cross_entropy(point.logits(rows, score_bP), problem.label_N[rows], reduction="none")
         for rows, score_bP in problem.blocks()
@@ -120,12 +120,12 @@ def objective_of(problem: Problem, point: Point) -> float:
     return float(wide(loss_N).mean() + wide(penalty_K).sum())
 
 
-def accuracy_of(problem: Problem, point: Point) -> float:
+def accuracy_of(problem: LastLayerProblem, point: Point) -> float:
     right = [point.logits(rows, score_bP).argmax(1) == problem.label_N[rows] for rows, score_bP in problem.blocks()]
     return float(torch.cat(right).cpu().double().mean())
 
 
-def data_gradient_of(problem: Problem, point: Point) -> Tensor:
+def data_gradient_of(problem: LastLayerProblem, point: Point) -> Tensor:
     """Gradient of the mean cross entropy."""
     total_KP = torch.zeros(())
     for number, (rows, score_bP) in enumerate(problem.blocks()):
@@ -136,13 +136,13 @@ def data_gradient_of(problem: Problem, point: Point) -> Tensor:
     return total_KP / len(problem.label_N)
 
 
-def gradient_of(problem: Problem, point: Point) -> Tensor:
+def gradient_of(problem: LastLayerProblem, point: Point) -> Tensor:
     """Gradient of the smooth terms."""
     weight_KP = point.weight_KP
     return data_gradient_of(problem, point) + problem.ridge * (weight_KP - problem.own_KP.to(weight_KP))
 
 
-def residual_of(problem: Problem, point: Point) -> float:
+def residual_of(problem: LastLayerProblem, point: Point) -> float:
     gradient_KP, weight_KP = gradient_of(problem, point), point.weight_KP
     at_zero_KP = shrink(gradient_KP, problem.penalty_KP)
     elsewhere_KP = gradient_KP + problem.penalty_KP * weight_KP.sign()

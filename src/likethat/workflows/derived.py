@@ -26,7 +26,7 @@ from likethat.runs.classifier import Classifier, Prototype
 from likethat.runs.data import with_labels_of
 from likethat.runs.layout import RunRecord
 from likethat.training.prune import CachedScores
-from likethat.workflows.run_setup import Prepared, make_record, prepare
+from likethat.workflows.run_setup import PreparedRun, make_record, prepare
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def open_member(
 
 def read_images(
     classifier: Classifier, record: RunRecord, data: str | None, scratch: Path, display: Display
-) -> Prepared:
+) -> PreparedRun:
     """All images of a run, decoded, once it is sure that they are the same as in training."""
     root = Path(data or record.data.root)
     if not root.is_dir():

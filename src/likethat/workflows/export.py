@@ -24,7 +24,7 @@ from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.atomic_files import atomic_path
-from likethat.runs.classifier import Classifier, Prepared, load
+from likethat.runs.classifier import Classifier, PreparedPicture, load
 from likethat.runs.data import open_run_data
 
 FORMATS = ("onnx", "torch")
@@ -71,7 +71,7 @@ def export(
         with display.task(f"exporting to {format}") as advance:
             _write(classifier.networks[0], temporary, format, document)
             advance(1, 2)
-            difference, passed = _compare(classifier, pictures, _open(temporary, format))
+            difference, passed = _largest_differences(classifier, pictures, _open(temporary, format))
             advance(2, 2)
         if not passed:
             raise CheckFailed(difference, origin)
@@ -133,7 +133,7 @@ def describe(classifier: Classifier) -> dict[str, Any]:
     }
 
 
-def real_pictures(classifier: Classifier, data: str | None) -> tuple[list[Prepared], str]:
+def real_pictures(classifier: Classifier, data: str | None) -> tuple[list[PreparedPicture], str]:
     """Test images spread over the classes; where the data is gone, the pictures that prototypes come from."""
     root = layout.read_record(classifier.path).data.root
     if data is None and not Path(root).is_dir():
@@ -212,7 +212,9 @@ def _open(path: Path, format: str) -> Run:
 
 
 @torch.no_grad()
-def _compare(classifier: Classifier, pictures: Sequence[Prepared], run: Run) -> tuple[dict[str, float], bool]:
+def _largest_differences(
+    classifier: Classifier, pictures: Sequence[PreparedPicture], run: Run
+) -> tuple[dict[str, float], bool]:
     """The largest difference of each output, over batches of one and of all the others, and whether it is rounding."""
     difference, largest = dict.fromkeys(OUTPUTS, 0.0), dict.fromkeys(OUTPUTS, 1.0)
     original = Exported(classifier.networks[0]).eval()

@@ -12,7 +12,7 @@ from torch import Tensor
 from likethat.data.parts import read_parts
 from likethat.metrics.accuracy import Evaluation, evaluate_logits, logits_of
 from likethat.metrics.conformal import conformal_figures
-from likethat.metrics.figure import Figure
+from likethat.metrics.figure import MetricFigure
 from likethat.metrics.registry import METRICS
 from likethat.metrics.reliability import Bin, calibration_figures, reliability
 from likethat.metrics.strangers import stranger_figures
@@ -33,7 +33,7 @@ class Interpretability:
     evaluation: Evaluation
     data: str
     seconds: float
-    figures: tuple[Figure, ...]
+    figures: tuple[MetricFigure, ...]
     by_prototype: dict[str, list[float | None]]
     reliability: tuple[Bin, ...]
 

@@ -12,7 +12,7 @@ from likethat.data.dataset import DataSet
 from likethat.explaining.explanation import Explanation, explain_batch
 from likethat.metrics.accuracy import Evaluation, evaluate_logits
 from likethat.report.html import write_report
-from likethat.runs.calibration import calibrate, write_calibration
+from likethat.runs.calibration import fit_calibration, write_calibration
 from likethat.runs.classifier import Classifier, load
 from likethat.training.state import write_metrics
 
@@ -28,7 +28,7 @@ def conclude(
     of the run was trained on.
     """
     if val_NK is not None and len(val_NK):
-        write_calibration(run, calibrate(val_NK, torch.tensor([sample.label for sample in dataset.val])))
+        write_calibration(run, fit_calibration(val_NK, torch.tensor([sample.label for sample in dataset.val])))
     label_N = torch.tensor([sample.label for sample in dataset.test], device=logits_NK.device)
     evaluation = evaluate_logits(logits_NK, label_N, dataset.classes, "test")
     write_metrics(run, [*metrics, {"stage": "test", **evaluation.to_dict()}])

@@ -24,7 +24,7 @@ MEMORY_SHARE = 0.4  # of the machine's memory that decoded pictures may take; be
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """What training starts from."""
 
     config: Config
@@ -88,7 +88,7 @@ def check_same_images(saved: RunRecord | None, now: RunRecord, run: Path) -> Non
 
 def prepare(
     data: Path, out: Path, config: Config, device: torch.device, display: Display, stop: StopFlag | None = None
-) -> Prepared:
+) -> PreparedRun:
     """Reads, checks and decodes every image once; stops with all problems told when there are any."""
     dataset = open_dataset(
         data,
@@ -119,7 +119,7 @@ def prepare(
     dataset = loaded.dataset
     images = {part: hold(pixels, dataset.part(part), device) for part, pixels in loaded.pixels.items()}
     found = frozenset(sample.path for sample in loaded.report.dataset.all_samples())
-    return Prepared(config, dataset, images, loaded.report.sha256, found)
+    return PreparedRun(config, dataset, images, loaded.report.sha256, found)
 
 
 def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> None:
@@ -135,7 +135,7 @@ def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> N
         display.line(f"training without {len(report.bad_paths())} bad files")
 
 
-def make_record(prepared: Prepared, prototypes_of_class: list[int]) -> RunRecord:
+def make_record(prepared: PreparedRun, prototypes_of_class: list[int]) -> RunRecord:
     dataset = prepared.dataset
     skipped = sorted(prepared.found - {sample.path for sample in dataset.all_samples()})
     data = DataRecord(

@@ -26,7 +26,7 @@ from likethat.training.fit import Course, fit
 from likethat.training.state import Progress
 from likethat.training.tensorboard import tensorboard_observer
 from likethat.workflows.run_conclusion import conclude
-from likethat.workflows.run_setup import Prepared, begin, check_same_images, make_record, open_out, prepare
+from likethat.workflows.run_setup import PreparedRun, begin, check_same_images, make_record, open_out, prepare
 
 
 def train(
@@ -90,7 +90,7 @@ def with_chosen_width(record: RunRecord, model: ProtoPNet) -> RunRecord:
     return replace(record, config=replace(record.config, model=settings), automatic=("latent_width",))
 
 
-def _describe(prepared: Prepared, model: ProtoPNet, device: torch.device, display: Display) -> None:
+def _describe(prepared: PreparedRun, model: ProtoPNet, device: torch.device, display: Display) -> None:
     counts = ", ".join(f"{len(images)} {part}" for part, images in prepared.images.items())
     height, width = model.backbone.map_size
     display.line(
@@ -99,7 +99,7 @@ def _describe(prepared: Prepared, model: ProtoPNet, device: torch.device, displa
     )
 
 
-def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, display: Display) -> Classifier:
+def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: PreparedRun, display: Display) -> Classifier:
     """Model, prototypes, test accuracy (looked at here for the first and only time) and report."""
     assert progress.best_projection is not None
     dataset, test = prepared.dataset, prepared.images["test"]

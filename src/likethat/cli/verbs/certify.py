@@ -9,7 +9,7 @@ from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display
 from likethat.errors import UserError
 
 if TYPE_CHECKING:
-    from likethat.explaining.certificate import Certificate, ImageCertificate, Theorem, Verdict
+    from likethat.explaining.certificate import Certificate, ClassVerdict, ImageCertificate, Theorem
 
 
 def certify(args: argparse.Namespace) -> int:
@@ -85,7 +85,7 @@ def _theorem(theorem: Theorem) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict, classes: tuple[str, ...]) -> dict[str, Any]:
+def _verdict(verdict: ClassVerdict, classes: tuple[str, ...]) -> dict[str, Any]:
     names = {"before": classes[verdict.before], "after": classes[verdict.after]}
     return {**names, "bound": verdict.bound, "certified": verdict.certified}
 

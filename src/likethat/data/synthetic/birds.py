@@ -13,7 +13,7 @@ from PIL import Image
 
 from likethat.data.synthetic.ink import (
     Array,
-    Canvas,
+    BirdCanvas,
     Colour,
     Points,
     blur,
@@ -172,7 +172,7 @@ def lay_out(pose: Pose, size: int) -> Layout:
 
 
 def draw_bird(
-    canvas: Canvas,
+    canvas: BirdCanvas,
     layout: Layout,
     colours: Mapping[str, Colour],
     light: tuple[float, float],
@@ -224,14 +224,14 @@ def draw_bird(
     draw_eye(canvas, layout, light)
 
 
-def draw_tail(canvas: Canvas, layout: Layout, colour: Colour, barbs: Array) -> None:
+def draw_tail(canvas: BirdCanvas, layout: Layout, colour: Colour, barbs: Array) -> None:
     for k, feather in enumerate(layout.shapes["tail"]):
         vane = fill(canvas.rgb.shape[-1], feather)
         edge = 1 - np.clip(blur(vane, 0.03 * layout.unit) * 2 - 1, 0, 1)
         paint(canvas, vane, planes(colour) * ((0.8 + 0.06 * k) * (1 + 0.05 * barbs) * (1 - 0.38 * edge)), "tail")
 
 
-def draw_beak(canvas: Canvas, layout: Layout, colour: Colour) -> None:
+def draw_beak(canvas: BirdCanvas, layout: Layout, colour: Colour) -> None:
     size = canvas.rgb.shape[-1]
     upper = fill(size, *layout.shapes["upper mandible"])
     ridge = np.gradient(blur(upper, 0.05 * layout.unit), axis=0) * 0.1 * layout.unit
@@ -239,7 +239,7 @@ def draw_beak(canvas: Canvas, layout: Layout, colour: Colour) -> None:
     paint(canvas, upper, planes(colour) * (1 + ridge).clip(0.75, 1.35), "beak")
 
 
-def draw_eye(canvas: Canvas, layout: Layout, light: tuple[float, float]) -> None:
+def draw_eye(canvas: BirdCanvas, layout: Layout, light: tuple[float, float]) -> None:
     size, centre = canvas.rgb.shape[-1], layout.shapes["eye"][0]
     turn = np.linspace(0, 2 * np.pi, 24, endpoint=False)
     circle = np.stack([np.cos(turn), np.sin(turn)], 1) * layout.unit

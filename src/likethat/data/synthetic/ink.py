@@ -19,7 +19,7 @@ SUPERSAMPLE = 3
 
 
 @dataclass
-class Canvas:
+class BirdCanvas:
     """The picture so far and, for every part, how much of each pixel still shows it."""
 
     rgb: Array  # 3 planes of 0 to 255
@@ -32,7 +32,7 @@ def planes(colour: Colour | Array) -> Array:
     return array[:, None, None] if array.ndim == 1 else array
 
 
-def paint(canvas: Canvas, alpha: Array, colour: Colour | Array, part: str | None = None) -> None:
+def paint(canvas: BirdCanvas, alpha: Array, colour: Colour | Array, part: str | None = None) -> None:
     """Lay a colour over the picture; what it covers of earlier parts is no longer visible."""
     rows, columns = np.flatnonzero(alpha.any(1)), np.flatnonzero(alpha.any(0))
     if len(rows) == 0:

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from likethat.data.synthetic.birds import Pose, draw_bird, lay_out
 from likethat.data.synthetic.ink import (
     Array,
-    Canvas,
+    BirdCanvas,
     Colour,
     Points,
     blur,
@@ -81,18 +81,18 @@ def sample_scene(rng: np.random.Generator) -> Scene:
     )
 
 
-def draw_picture(colours: Mapping[str, Colour], scene: Scene, size: int) -> Canvas:
+def draw_picture(colours: Mapping[str, Colour], scene: Scene, size: int) -> BirdCanvas:
     """The finished picture of a bird of these part colours, with the masks of its visible parts."""
     rng = np.random.default_rng(scene.seed)
     layout = lay_out(scene.pose, size)
     feet = (layout.shapes["near foot"][0][0] + layout.shapes["far foot"][0][0]) / 2
-    canvas = Canvas(draw_distance(scene.backdrop, size, rng))
+    canvas = BirdCanvas(draw_distance(scene.backdrop, size, rng))
     if scene.grounded:
         draw_ground(canvas, scene, feet, layout.unit, rng)
     else:
         draw_branch(canvas, scene, feet, layout.unit, rng)
     draw_bird(canvas, layout, colours, scene.light, rng)
-    return Canvas(relight(canvas.rgb, scene, rng), canvas.visible)
+    return BirdCanvas(relight(canvas.rgb, scene, rng), canvas.visible)
 
 
 def relight(rgb: Array, scene: Scene, rng: np.random.Generator) -> Array:
@@ -144,7 +144,7 @@ def draw_distance(backdrop: str, size: int, rng: np.random.Generator) -> Array:
     return np.ascontiguousarray(np.asarray(large, np.float32).transpose(2, 0, 1))
 
 
-def draw_ground(canvas: Canvas, scene: Scene, feet: Points, unit: float, rng: np.random.Generator) -> None:
+def draw_ground(canvas: BirdCanvas, scene: Scene, feet: Points, unit: float, rng: np.random.Generator) -> None:
     size = canvas.rgb.shape[-1]
     colour = SNOW if scene.backdrop == "snow" else SAND
     x = np.linspace(-0.1, 1.1, 9) * size
@@ -169,7 +169,7 @@ def draw_ground(canvas: Canvas, scene: Scene, feet: Points, unit: float, rng: np
     paint(canvas, 0.4 * blur(shadow, 0.05 * unit), (84, 86, 104))
 
 
-def draw_branch(canvas: Canvas, scene: Scene, feet: Points, unit: float, rng: np.random.Generator) -> None:
+def draw_branch(canvas: BirdCanvas, scene: Scene, feet: Points, unit: float, rng: np.random.Generator) -> None:
     size = canvas.rgb.shape[-1]
     slope = -np.tan(scene.pose.perch_slope) * scene.pose.facing
     thick = rng.uniform(0.11, 0.17) * unit
@@ -189,7 +189,7 @@ def draw_branch(canvas: Canvas, scene: Scene, feet: Points, unit: float, rng: np
         paint(canvas, cover, planes(SNOW) * (1 + 0.02 * grain))
 
 
-def draw_twig(canvas: Canvas, root: Points, unit: float, backdrop: str, rng: np.random.Generator) -> None:
+def draw_twig(canvas: BirdCanvas, root: Points, unit: float, backdrop: str, rng: np.random.Generator) -> None:
     size = canvas.rgb.shape[-1]
     sideways = rng.choice([-1, 1]) * rng.uniform(0.4, 1.0)
     reach = rng.uniform(0.4, 0.9) * unit * np.array([sideways, rng.uniform(-1.0, 0.6)])

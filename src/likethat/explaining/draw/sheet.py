@@ -11,7 +11,7 @@ from likethat.explaining.attribution import TITLES
 from likethat.explaining.draw.heat import overlay
 from likethat.explaining.draw.render import draw_box, fit, in_shares, read_picture, scaled
 from likethat.explaining.matches import Match
-from likethat.explaining.scoring import Row, ScoredPicture, Sheet
+from likethat.explaining.scoring import ScoredPicture, Sheet, SheetRow
 
 SCALE = 2  # pixels per unit, for screens and paper with fine dots
 MOST_ROWS = 10
@@ -22,7 +22,7 @@ NUMBERS = MARGIN + (len(COLUMNS) + 1) * (PICTURE + GAP) + 20  # where similarity
 WIDTH = NUMBERS + 330 + MARGIN
 
 
-class Canvas:
+class SheetCanvas:
     """Draws in units; grows downwards with the pen `y`."""
 
     def __init__(self, height: int) -> None:
@@ -70,7 +70,7 @@ def one_line(text: str, width: float, size: int) -> str:
 def draw_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Image:
     heights = [_height(sheet) for sheet in explanation.classes]
     head = 210
-    canvas = Canvas(head + sum(heights) + 24)
+    canvas = SheetCanvas(head + sum(heights) + 24)
     _draw_head(canvas, explanation)
     canvas.y = head
     for sheet, height in zip(explanation.classes, heights, strict=True):
@@ -80,7 +80,7 @@ def draw_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Imag
     return canvas.image
 
 
-def _draw_head(canvas: Canvas, explanation: ScoredPicture) -> None:
+def _draw_head(canvas: SheetCanvas, explanation: ScoredPicture) -> None:
     side, x = 150, MARGIN + 150 + 28
     canvas.picture(MARGIN, 30, fit(explanation.picture, side * SCALE), side)
     room, best = WIDTH - MARGIN - x, explanation.predicted
@@ -106,7 +106,7 @@ def _height(sheet: Sheet) -> int:
     return 84 + len(rows) * (PICTURE + GAP) + (26 if others else 0) + 60
 
 
-def _draw_class(canvas: Canvas, explanation: ScoredPicture, sheet: Sheet, colours: str) -> None:
+def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, colours: str) -> None:
     canvas.line(canvas.y)
     room = WIDTH - 2 * MARGIN
     title = one_line(f"Evidence for {sheet.name}", room - 180, 18)
@@ -131,7 +131,7 @@ def _draw_class(canvas: Canvas, explanation: ScoredPicture, sheet: Sheet, colour
     canvas.text(WIDTH - MARGIN, canvas.y + 14, f"{sheet.logit:.2f}", 15, ACCENT, anchor="ra", bold=True)
 
 
-def _draw_row(canvas: Canvas, explanation: ScoredPicture, sheet: Sheet, row: Row, colours: str) -> None:
+def _draw_row(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, row: SheetRow, colours: str) -> None:
     for number, picture in enumerate(_row_pictures(explanation, row.match, colours)):
         canvas.picture(MARGIN + number * (PICTURE + GAP), canvas.y, picture)
     middle = canvas.y + PICTURE / 2

@@ -22,7 +22,7 @@ from likethat.metrics.accuracy import logits_of
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.atomic_files import check_replaceable, whole_folder
-from likethat.runs.classifier import Classifier, Prepared
+from likethat.runs.classifier import Classifier, PreparedPicture
 from likethat.training.candidates import Candidate, find_candidates
 from likethat.workflows.derived import write_network
 from likethat.workflows.edit.history import (
@@ -39,7 +39,7 @@ from likethat.workflows.edit.history import (
     who_is_there,
     write_history,
 )
-from likethat.workflows.edit.model import Column, State, Workshop, compare, open_workshop
+from likethat.workflows.edit.model import Column, State, Workshop, effect_of_edits, open_workshop
 from likethat.workflows.run_conclusion import conclude
 
 CANDIDATES = 8  # patches offered for a prototype's place
@@ -168,9 +168,9 @@ class Editor:
             self._workshop.solve(columns), REPLACE, [prototype], why, who, new_patch=describe_patch(fresh.prototype)
         )
 
-    def effect(self, picture: Prepared, class_name: str | None = None) -> dict[str, Any]:
+    def effect(self, picture: PreparedPicture, class_name: str | None = None) -> dict[str, Any]:
         """What the edits in force change for one picture, see `edit_model.compare`."""
-        return compare(self.original, self.classifier, picture, class_name)
+        return effect_of_edits(self.original, self.classifier, picture, class_name)
 
     def undo(self) -> Edit:
         """Takes the last edit back, and returns it."""

@@ -22,8 +22,8 @@ from likethat.inference.passes import last_layer_images, measure
 from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Display
 from likethat.runs import layout
-from likethat.runs.calibration import calibrate
-from likethat.runs.classifier import Classifier, Prepared, Prototype, load
+from likethat.runs.calibration import fit_calibration
+from likethat.runs.classifier import Classifier, PreparedPicture, Prototype, load
 from likethat.runs.layout import RunRecord
 from likethat.training.candidates import Patch
 from likethat.training.project import Projection
@@ -131,7 +131,7 @@ class Workshop:
         built = rebuild(network, self.record.config.model, layer, state.weight_KP)
         prototypes = [column.prototype for column in columns]
         val_NK = self.validation_logits(columns, state.weight_KP)
-        calibration = calibrate(val_NK, self.latents["val"].label_N) if len(val_NK) else None
+        calibration = fit_calibration(val_NK, self.latents["val"].label_N) if len(val_NK) else None
         return Classifier(self.original.path, self.original.classes, [built], prototypes, calibration)
 
     def _measure(self, columns: Sequence[Column], weight_KP: Tensor) -> dict[str, float]:
@@ -171,7 +171,9 @@ def open_workshop(run: Path, data: str | None, device: str, display: Display) ->
 
 
 @torch.no_grad()
-def compare(before: Classifier, after: Classifier, picture: Prepared, class_name: str | None) -> dict[str, Any]:
+def effect_of_edits(
+    before: Classifier, after: Classifier, picture: PreparedPicture, class_name: str | None
+) -> dict[str, Any]:
     """One picture seen by two models that differ in their prototypes: logits and probabilities of all classes, and the
     points that each prototype gives to one class (unless it is named, the one that `after` predicts), most changed
     first."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from likethat.report import charts
 from likethat.report.charts import INK, draw_point, draw_text
 from likethat.workflows.reproduce.plan import PLAIN, Study
-from likethat.workflows.reproduce.table import Row, title_of
+from likethat.workflows.reproduce.table import StudyRow, title_of
 
 HEIGHT = 280  # of a block
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 64, 34
@@ -16,7 +16,7 @@ LEAST_SPAN = 0.02  # of the accuracies on the axis
 STEP, GAP = 48, 36  # between the models of one backbone, and between backbones
 
 
-def draw_table(study: Study, rows: Sequence[Row]) -> str:
+def draw_table(study: Study, rows: Sequence[StudyRow]) -> str:
     """Return an SVG with a block for each kind of pictures; models without a figure yet are left out."""
     columns = len(dict.fromkeys(row.backbone for row in rows))
     width = LEFT + RIGHT + max(columns * _column(study), 360)
@@ -34,7 +34,7 @@ def _column(study: Study) -> int:
     return max((1 + len(study.presets)) * STEP + GAP, 8 * max(map(len, study.backbones)))
 
 
-def _draw_block(study: Study, rows: Sequence[Row], start: int, width: int, heading: str) -> list[str]:
+def _draw_block(study: Study, rows: Sequence[StudyRow], start: int, width: int, heading: str) -> list[str]:
     points = [(row, summary) for row in rows if (summary := row.statistics("test"))]
     kinds, column = (PLAIN, *study.presets), _column(study)
     title = "Test accuracy" + (f", {heading}" if heading else "")

@@ -37,7 +37,7 @@ SIZES = (
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """One model of the table: its figures by name, each by seed. `backbone` may be the combined ones."""
 
     full: bool
@@ -56,7 +56,7 @@ class Row:
         return {"mean": statistics.fmean(values), "sd": deviation, "by_seed": by_name}
 
 
-def gather(study: Study, times: Times) -> list[Row]:
+def gather(study: Study, times: Times) -> list[StudyRow]:
     """A row for every model, with what its finished runs say."""
     rows = []
     for full in study.views:
@@ -69,7 +69,7 @@ def gather(study: Study, times: Times) -> list[Row]:
                 name = study.folder(full, seed, backbone, kind)
                 for figure, value in figures_of(study.out, name, times).items():
                     figures.setdefault(figure, {})[seed] = value
-            rows.append(Row(full, backbone, kind, figures))
+            rows.append(StudyRow(full, backbone, kind, figures))
     return rows
 
 
@@ -99,7 +99,7 @@ def figures_of(out: Path, name: str, times: Times) -> dict[str, float]:
     return figures
 
 
-def to_document(study: Study, rows: Sequence[Row], failures: Mapping[str, str], times: Times) -> dict[str, Any]:
+def to_document(study: Study, rows: Sequence[StudyRow], failures: Mapping[str, str], times: Times) -> dict[str, Any]:
     """The table as data."""
     return {
         "data": str(Path(study.data).resolve()),
@@ -122,7 +122,7 @@ def to_document(study: Study, rows: Sequence[Row], failures: Mapping[str, str], 
     }
 
 
-def is_complete(study: Study, rows: Sequence[Row]) -> bool:
+def is_complete(study: Study, rows: Sequence[StudyRow]) -> bool:
     return all(
         len(row.figures.get(figure, {})) == len(study.seeds)
         for row in rows
@@ -130,7 +130,7 @@ def is_complete(study: Study, rows: Sequence[Row]) -> bool:
     )
 
 
-def to_markdown(study: Study, rows: Sequence[Row], failures: Mapping[str, str], times: Times) -> str:
+def to_markdown(study: Study, rows: Sequence[StudyRow], failures: Mapping[str, str], times: Times) -> str:
     """Two tables for each kind of pictures: accuracies side by side, then what happened on the way to them."""
     seeds = ", ".join(map(str, study.seeds))
     complete = is_complete(study, rows)
@@ -156,7 +156,7 @@ def to_markdown(study: Study, rows: Sequence[Row], failures: Mapping[str, str], 
     return "\n".join(parts)
 
 
-def _accuracies(study: Study, rows: Sequence[Row]) -> str:
+def _accuracies(study: Study, rows: Sequence[StudyRow]) -> str:
     """As in the paper: a column for each backbone, test accuracy of the finished model."""
     columns = list(dict.fromkeys(row.backbone for row in rows))
     by_place = {(row.backbone, row.kind): row for row in rows}
@@ -167,7 +167,7 @@ def _accuracies(study: Study, rows: Sequence[Row]) -> str:
     return _markdown(lines)
 
 
-def _stages(study: Study, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> str:
+def _stages(study: Study, rows: Sequence[StudyRow], columns: Sequence[tuple[str, str]]) -> str:
     shown = [row for row in rows if columns is SIZES or (row.kind != PLAIN and row.backbone != COMBINED)]
     lines = [("", *(heading for heading, _ in columns))]
     for row in shown:
@@ -180,7 +180,7 @@ def title_of(kind: str) -> str:
     return "plain classifier" if kind == PLAIN else f"ProtoPNet, {kind}"
 
 
-def cell(row: Row, figure: str, study: Study) -> str:
+def cell(row: StudyRow, figure: str, study: Study) -> str:
     summary = row.statistics(figure)
     if summary is None:
         return MISSING
