@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from likethat.data.check import map_in_threads
-from likethat.data.decode import ImageError, View
+from likethat.data.decode import ImageError
 from likethat.data.folder_kinds import EXPLANATIONS
 from likethat.data.pictures import Skipped
 from likethat.explaining.attribution import UPSAMPLING
@@ -54,7 +53,11 @@ def explain_files(
         if good:
             explained = iter(explain_batch(classifier, list(good.values()), options, paths=list(good)))
         for answer in read_B:
-            yield answer if isinstance(answer, Skipped) else _slim(next(explained))
+            if isinstance(answer, Skipped):
+                yield answer
+                continue
+            explanation = next(explained)
+            yield explanation.with_picture(shrink(explanation.picture, KEPT_SIDE))
         if advance:
             advance(start + len(names), len(paths))
 
@@ -67,13 +70,6 @@ def _read(classifier: Classifier, paths: Sequence[str]) -> list[PreparedPicture 
             return Skipped(path, error.cause)
 
     return list(map_in_threads(read, paths))
-
-
-def _slim(explanation: Explanation) -> Explanation:
-    """With a small picture in place of the camera's. Boxes keep their numbers: pixels of the file."""
-    picture = shrink(explanation.picture, KEPT_SIDE)
-    whole = View((0, 0, *picture.size), explanation.view.input_hw, (picture.height, picture.width))
-    return replace(explanation, image=picture, view=whole)
 
 
 def sheet_names(paths: Sequence[str]) -> dict[str, str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from PIL.Image import Image
 
@@ -112,6 +112,11 @@ class ScoredPicture:
             matches = [*self.nearest, *(row.match for sheet in self.classes for row in sheet.rows)]
             document["maps"] = {match.prototype.id: match.map_HW.tolist() for match in matches}
         return document
+
+    def with_picture(self, picture: Image) -> Self:
+        """Return the same with another copy of what the network saw. Boxes keep their numbers: pixels of the file."""
+        whole = View((0, 0, *picture.size), self.view.input_hw, (picture.height, picture.width))
+        return replace(self, image=picture, view=whole)
 
     @cached_property
     def picture(self) -> Image:

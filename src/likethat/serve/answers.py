@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from likethat.data.decode import View
 from likethat.explaining.draw.page import MOST_ROWS
 from likethat.explaining.draw.pictures import Pictures
 from likethat.explaining.explanation import Explanation, Options, explain_outputs
@@ -36,10 +35,9 @@ class Question:
 def explained(
     classifier: Classifier, outputs: Sequence[Output], prepared: PreparedPicture, name: str | None, options: Options
 ) -> Explanation:
-    """With the small picture that is kept in place of the one that came; boxes stay in pixels of that one."""
+    """Explain a picture, with the small copy that is kept in place of the one that came."""
     (explanation,) = explain_outputs(classifier, outputs, [prepared], options, paths=[name])
-    whole = View((0, 0, *prepared.image.size), explanation.view.input_hw, (prepared.image.height, prepared.image.width))
-    return replace(explanation, view=whole)
+    return explanation.with_picture(prepared.image)
 
 
 def ranking(classifier: Classifier, outputs: Sequence[Output]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from fastapi import Request
 
 from likethat.data.decode import ImageError
 from likethat.data.pictures import Skipped
+from likethat.explaining.draw.render import jpeg
 from likethat.explaining.explanation import Explanation, Options
 from likethat.runs.classifier import Classifier, PreparedPicture
 from likethat.serve.answers import Question, explained, page_document, ranking
@@ -24,7 +25,7 @@ from likethat.serve.limits import Limits
 from likethat.serve.metrics import Metrics
 from likethat.serve.neighbours import Neighbours
 from likethat.serve.problems import Refused
-from likethat.serve.store import Kept, Store, as_jpeg
+from likethat.serve.store import Kept, Store
 from likethat.serve.uploads import Upload, prepare_upload, read_uploads, status_of
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ class Server:
 
         def prepare(upload: Upload) -> tuple[PreparedPicture, bytes]:
             prepared = prepare_upload(self.classifier, upload, self.limits)
-            return prepared, as_jpeg(prepared)
+            return prepared, jpeg(prepared.image, quality=92)
 
         async def one(upload: Upload) -> Kept:
             return self.store.add(upload.name, *await self.in_thread(prepare, upload))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from PIL import Image
 
-from likethat.explaining.draw.render import jpeg
 from likethat.runs.classifier import PreparedPicture
 from likethat.serve.limits import Limits
 from likethat.serve.problems import Refused
@@ -67,7 +66,3 @@ class Store:
             if len(self.by_id) <= self.limits.kept and first.seen >= oldest:
                 break
             del self.by_id[id]
-
-
-def as_jpeg(prepared: PreparedPicture) -> bytes:
-    return jpeg(prepared.image, quality=92)
