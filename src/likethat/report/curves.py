@@ -8,18 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from likethat.report.charts import (
-    ACCENT,
-    SOFT,
-    Axis,
-    draw_bar,
-    draw_curve,
-    draw_grid,
-    draw_line,
-    draw_svg,
-    draw_text,
-    round_ticks,
-)
+from likethat.report import charts
+from likethat.report.charts import ACCENT, SOFT, Axis, draw_text
 
 WIDTH, HEIGHT = 320, 190
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 22, 24  # margins around the field
@@ -61,21 +51,21 @@ def _draw_chart(name: str, epochs: Sequence[dict[str, Any]], metrics: Sequence[d
     if not curves:
         return None
     is_share, values = name == "accuracy", [value for points in curves.values() for _, value in points]
-    ticks = [tick / 100 for tick in range(0, 101, 20)] if is_share else round_ticks(min(values), max(values))
+    ticks = [tick / 100 for tick in range(0, 101, 20)] if is_share else charts.round_ticks(min(values), max(values))
     x = Axis(0, len(epochs), LEFT, WIDTH - RIGHT)
     y = Axis(min(ticks[0], *values), max(ticks[-1], *values), HEIGHT - BOTTOM, TOP)
     parts = _draw_stages(epochs, x, y)
-    parts += draw_grid(x, y, ticks, [f"{tick:.0%}" if is_share else f"{tick:g}" for tick in ticks])
+    parts += charts.draw_grid(x, y, ticks, [f"{tick:.0%}" if is_share else f"{tick:g}" for tick in ticks])
     parts += [draw_text(x(epoch - 0.5), HEIGHT - 8, str(epoch)) for epoch in _epoch_ticks(len(epochs))]
     done = 0
     for entry in metrics:
         done += isinstance(entry.get("train"), dict)
         if entry.get("stage") == "project":
-            parts.append(draw_line((x(done), x(done)), (y.end, y.start), PROJECTION, dashes="3 3"))
-    parts += [draw_curve([(x(e), y(v)) for e, v in points], COLOURS[part], 2) for part, points in curves.items()]
+            parts.append(charts.draw_line((x(done), x(done)), (y.end, y.start), PROJECTION, dashes="3 3"))
+    parts += [charts.draw_curve([(x(e), y(v)) for e, v in points], COLOURS[part], 2) for part, points in curves.items()]
     title = TITLES.get(name, name.replace("_", " ").capitalize())
     last = {part: f"{points[-1][1]:{'.1%' if is_share else '.3g'}}" for part, points in curves.items()}
-    return EpochChart(title, last, draw_svg(WIDTH, HEIGHT, f"{title} by epoch", parts, font_size=10))
+    return EpochChart(title, last, charts.draw_svg(WIDTH, HEIGHT, f"{title} by epoch", parts, font_size=10))
 
 
 def _number(entry: dict[str, Any], part: str, name: str) -> float | None:
@@ -91,7 +81,7 @@ def _draw_stages(epochs: Sequence[dict[str, Any]], x: Axis, y: Axis) -> list[str
         start, done = done, done + len(list(group))
         sides, name = (x(start), x(done)), stage.replace("_", " ")
         if number % 2 == 0:
-            parts.append(draw_bar(sides, (y.end, y.start), STAGE))
+            parts.append(charts.draw_bar(sides, (y.end, y.start), STAGE))
         if sides[1] - sides[0] > 24:
             parts.append(draw_text(sides[0] + 4, 16, name, anchor="start"))
     return parts
