@@ -15,7 +15,7 @@ from likethat.models.protopnet import ProtoPNet, create_protopnet
 
 SERVING = ("fastapi", "uvicorn", "python_multipart", "httpx", "schemathesis")
 MISSING = [name for name in SERVING if find_spec(name) is None]
-collect_ignore_glob = ["test_serve_*.py"] if MISSING else []
+collect_ignore_glob = ["serve/*"] if MISSING else []
 
 # Properties are tried on the same examples every time, however slow the machine: a failure is never by chance.
 # `pytest --hypothesis-profile default` looks for new ones.

@@ -65,6 +65,6 @@ def test_files_fit_in_a_head() -> None:
 
 
 def test_help_answers_before_torch_is_imported() -> None:
-    code = "import sys; from likethat.cli import build_parser; build_parser(); print('torch' in sys.modules)"
+    code = "import sys; from likethat.cli.parser import build_parser; build_parser(); print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"

@@ -13,18 +13,18 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from likethat.calibration import Verdict
-from likethat.checkpoint import atomic_path, write_json
-from likethat.classifier import Classifier, Prepared, Source
 from likethat.data.decode import Box, View
 from likethat.errors import UserError
 from likethat.explaining.attribution import UPSAMPLING, check_method
 from likethat.explaining.boxes import PERCENTILE
+from likethat.explaining.draw.page import write_explanations
+from likethat.explaining.draw.render import png, seen_part
+from likethat.explaining.draw.sheet import draw_sheet
 from likethat.explaining.matches import Match, find_matches
-from likethat.explaining.page import write_explanations
-from likethat.explaining.render import png, seen_part
-from likethat.explaining.sheet import draw_sheet
 from likethat.models.protopnet import Output, summed_logits
+from likethat.runs.atomic_files import atomic_path, write_json
+from likethat.runs.calibration import Verdict
+from likethat.runs.classifier import Classifier, Prepared, Source
 
 NEAREST = 10  # prototypes listed over all classes, as in the paper's analysis
 CLOSELY = 10  # prototypes of a class that are located by another attribution than upsampling: as many as pages show

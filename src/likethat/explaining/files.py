@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from likethat.classifier import Classifier, Prediction, Prepared
 from likethat.data.check import map_in_threads
 from likethat.data.decode import ImageError, View
 from likethat.data.folder import EXTENSIONS
+from likethat.data.folder_kinds import EXPLANATIONS, is_made
 from likethat.explaining.attribution import UPSAMPLING
+from likethat.explaining.draw.render import shrink
 from likethat.explaining.explanation import USUAL, Explanation, Options, explain_batch
-from likethat.explaining.render import shrink
-from likethat.made import EXPLANATIONS, is_made
 from likethat.progress import Advance
+from likethat.runs.classifier import Classifier, Prediction, Prepared
 
 PAGE, DATA = EXPLANATIONS
 BATCH = 16

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from likethat import run_dir
 from likethat.config import Config
 from likethat.data.loaders import Images, training_batches
 from likethat.distributed import any_process, is_first, same_model, world
@@ -19,6 +18,7 @@ from likethat.errors import Interrupted, UserError
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Display
+from likethat.runs import layout
 from likethat.runtime import StopFlag, seed_for
 from likethat.training import steps
 from likethat.training.parallel import average_gradients, synchronise_norms
@@ -130,7 +130,7 @@ def _make_step(progress: Progress, step: Step, course: Course, kept: ExitStack) 
     assert trained is not None
     source: Source = FreshViews(train, config.augment if step.stage == "joint" else replace(config.augment, cutmix=0.0))
     if learns_from_maps(step.stage, config.train):
-        file, backbone = course.run / run_dir.MAPS, progress.model.backbone
+        file, backbone = course.run / layout.MAPS, progress.model.backbone
         with display.task("feature maps of the views") as advance:
             maps = cached_view_maps(backbone, train, config, file, lambda: check_stop(course.stop), advance)
             source = kept.enter_context(maps)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from likethat.config import Config
 from likethat.data.loaders import Images
 from likethat.distributed import first_says, join
+from likethat.inference.passes import classify_images, own_batches_of
 from likethat.models.backbone import Backbone
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.runtime import send
 from likethat.training.choose import start_from_classifier
-from likethat.training.engine import classify_images, own_batches_of
 
 WIDTHS = (128, 256, 512)  # the paper's
 FOLDS = 3

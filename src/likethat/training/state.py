@@ -11,8 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from likethat import run_dir
-from likethat.checkpoint import (
+from likethat.config import TrainConfig
+from likethat.distributed import from_first
+from likethat.models.baseline import PlainClassifier
+from likethat.models.protopnet import ProtoPNet, set_latent_width
+from likethat.runs import layout
+from likethat.runs.atomic_files import (
     load_optimizer_tensors,
     load_tensors,
     optimizer_tensors,
@@ -21,10 +25,6 @@ from likethat.checkpoint import (
     with_prefix,
     write_text,
 )
-from likethat.config import TrainConfig
-from likethat.distributed import from_first
-from likethat.models.baseline import PlainClassifier
-from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.training.phases import start_stage
 from likethat.training.project import Projection
 
@@ -87,15 +87,15 @@ def save_progress(progress: Progress, run: Path) -> None:
             tensors |= with_prefix(name, vars(projection))
     if progress.best_unsolved_KP is not None:
         tensors["best_unsolved_KP"] = progress.best_unsolved_KP
-    save_tensors(run / run_dir.STATE, tensors, {name: getattr(progress, name) for name in DOCUMENT})
+    save_tensors(run / layout.STATE, tensors, {name: getattr(progress, name) for name in DOCUMENT})
     write_metrics(run, progress.metrics)
 
 
 def load_progress(progress: Progress, run: Path, config: TrainConfig) -> None:
     """Fills a fresh `progress` with the saved state, where there is one."""
-    if not (run / run_dir.STATE).is_file():
+    if not (run / layout.STATE).is_file():
         return
-    tensors, document = load_tensors(run / run_dir.STATE)
+    tensors, document = load_tensors(run / layout.STATE)
     for name in DOCUMENT:
         setattr(progress, name, document[name])
     model = strip_prefix("model", tensors)
@@ -119,4 +119,4 @@ def load_progress(progress: Progress, run: Path, config: TrainConfig) -> None:
 
 
 def write_metrics(run: Path, metrics: list[dict[str, Any]]) -> None:
-    write_text(run / run_dir.METRICS, "".join(json.dumps(record) + "\n" for record in metrics))
+    write_text(run / layout.METRICS, "".join(json.dumps(record) + "\n" for record in metrics))

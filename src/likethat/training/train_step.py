@@ -13,8 +13,8 @@ from likethat.config import AugmentConfig
 from likethat.data.augment import Views, draw_views, of_shown, show, shown_shares
 from likethat.data.loaders import Images, to_unit
 from likethat.distributed import own_part, rank, total, world
+from likethat.inference.passes import mixed_precision
 from likethat.runtime import send
-from likethat.training.engine import mixed_precision
 from likethat.training.losses import Costs
 from likethat.training.parallel import CostsOf, Shown
 

@@ -20,12 +20,12 @@ from likethat.config import Config, TrainConfig
 from likethat.data.loaders import Images, views_of
 from likethat.distributed import join, own_part, world
 from likethat.errors import UserError
+from likethat.inference.memory_map import fill_file, gone_afterwards, too_large
+from likethat.inference.passes import mixed_precision, own_batches_of
 from likethat.models.backbone import Backbone
 from likethat.progress import Advance
 from likethat.runtime import seed_for, send
-from likethat.training.engine import mixed_precision, own_batches_of
 from likethat.training.parallel import Shown
-from likethat.training.room import fill_file, gone_afterwards, too_large
 
 
 @dataclass
