@@ -24,7 +24,9 @@ document.addEventListener("DOMContentLoaded", () => {
       this.ref("location");
       this.field("title", { boost: 10 });
       this.field("text");
-      searchIndex.docs.forEach((doc) => this.add(doc));
+      // Pages that were written to be read come before the reference of the package's inside.
+      const boost = ({ location }) => (/^api\/(?!index)/.test(location) ? 1 : 3);
+      searchIndex.docs.forEach((doc) => this.add(doc, { boost: boost(doc) }));
     });
     return { documents, index };
   };
