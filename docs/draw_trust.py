@@ -12,11 +12,12 @@ from draw_metrics import FONT, GAP, IMAGES, INK, LINE, SIDE, WHITE, strip
 from PIL import Image, ImageDraw
 
 from likethat.data.dataset import DataSet
-from likethat.data.synthetic.birds_folder import make_birds
+from likethat.data.synthetic.field_guide import make_birds
 from likethat.explaining.attribution import TITLES
 from likethat.explaining.draw.heat import overlay
 from likethat.explaining.draw.render import draw_box, fit, read_picture, scaled
-from likethat.explaining.explanation import Explanation, Row, explain
+from likethat.explaining.explanation import Explanation, explain
+from likethat.explaining.scoring import Row
 from likethat.metrics.accuracy import logits_of
 from likethat.metrics.reliability import reliability
 from likethat.progress import Display

@@ -19,8 +19,8 @@ import torch
 from helpers.runs import TINY, likethat
 
 from likethat.data.cache import decode_samples, load_dataset
-from likethat.data.dataset import open_dataset
-from likethat.data.synthetic.birds_folder import make_birds
+from likethat.data.formats import open_dataset
+from likethat.data.synthetic.field_guide import make_birds
 from likethat.runs.atomic_files import load_tensors
 
 CASE = Path(__file__).parent / "helpers" / "distributed_case.py"
@@ -52,7 +52,7 @@ import hashlib, json, os, signal, sys
 from pathlib import Path
 from likethat import distributed
 from likethat.data import cache
-from likethat.data.dataset import open_dataset
+from likethat.data.formats import open_dataset
 from likethat.runtime import stop_on_signals
 folder, last = Path(sys.argv[2]), int(sys.argv[3])
 cache.WRITE_DOWN, told = 2, []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -36,7 +35,6 @@ def test_it_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.Monk
     assert pictures == 18
     assert correct > 9, "far more than by chance, a third"
     assert "image/png" in result("explain"), "an explanation shows itself"
-    printed = "".join(output.get("text", "") for output in outputs["verify"])
-    assert "every prototype is the training patch it names" in json.dumps(outputs["verify"]), printed
+    assert "every prototype is the training patch it names" in str(outputs["verify"])
     for file in ("why.html", "run/report.html", "run/model.safetensors"):
         assert (tmp_path / file).is_file()

@@ -11,7 +11,7 @@ import torch
 from helpers.explain_run import TinyRun, make_run
 
 from likethat.cli.parser import main
-from likethat.data.dataset import open_dataset
+from likethat.data.formats import open_dataset
 from likethat.explaining import certificate
 from likethat.explaining.certificate import certify
 from likethat.models.protopnet import summed_logits

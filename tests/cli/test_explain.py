@@ -13,9 +13,10 @@ from PIL import Image
 
 import likethat as package
 from likethat.cli.parser import main
+from likethat.data.pictures import find_pictures
 from likethat.explaining import files
 from likethat.explaining.explanation import Explanation, explain
-from likethat.explaining.files import explain_files, find_pictures, sheet_names
+from likethat.explaining.files import explain_files, sheet_names
 
 
 @pytest.fixture(scope="module")

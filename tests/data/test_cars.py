@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from likethat.data.dataset import Sample, open_dataset
+from likethat.data.dataset import Sample
+from likethat.data.formats import open_dataset
 from likethat.errors import UserError
 
 CLASS_NAMES = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "smart fortwo Convertible 2012"]

@@ -19,8 +19,9 @@ from PIL import Image
 
 from likethat.data.cache import decode_samples, load_dataset, remove_cache
 from likethat.data.check import check_dataset, map_in_threads
-from likethat.data.dataset import DataSet, Sample, open_dataset
+from likethat.data.dataset import DataSet, Sample
 from likethat.data.decode import read_image, to_input
+from likethat.data.formats import open_dataset
 from likethat.data.journal import journal_of
 from likethat.errors import UserError
 
@@ -174,7 +175,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from likethat.data import cache
-from likethat.data.dataset import open_dataset
+from likethat.data.formats import open_dataset
 cache.WRITE_DOWN = 2
 def kill(done, total):
     if done == 5:

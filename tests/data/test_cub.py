@@ -10,8 +10,9 @@ from PIL import Image
 
 from likethat.data.cache import load_dataset
 from likethat.data.check import check_dataset
-from likethat.data.dataset import Sample, open_dataset
+from likethat.data.dataset import Sample
 from likethat.data.decode import View
+from likethat.data.formats import open_dataset
 from likethat.data.parts import read_parts
 from likethat.errors import UserError
 

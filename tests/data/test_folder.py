@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from likethat.data.dataset import DataSet, Sample, hold_out, open_dataset
+from likethat.data.dataset import DataSet, Sample, hold_out
+from likethat.data.formats import open_dataset
 from likethat.errors import UserError
 
 
@@ -227,7 +228,7 @@ def test_unknown_part(tmp_path):
 def test_opening_and_checking_a_folder_loads_neither_torch_nor_scipy(tmp_path):
     fill(tmp_path, *numbered("a", 5), *numbered("b", 5))
     code = (
-        "import sys; from likethat.data import open_dataset; from likethat.data.check import check_dataset; "
+        "import sys; from likethat.data.formats import open_dataset; from likethat.data.check import check_dataset; "
         f"check_dataset(open_dataset({str(tmp_path)!r})); print([m for m in ('torch', 'scipy') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_model
 from helpers.browser import chromium
 from helpers.runs import DEFAULT, likethat, make_tiny_birds
+from helpers.tiny import tiny_model
 from PIL import Image
 
 from likethat.cli.parser import main

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_model
 from helpers.explain_run import TinyRun, make_run
+from helpers.tiny import tiny_model
 from pixel_deletion import deletion_curves
 from torch import Tensor
 

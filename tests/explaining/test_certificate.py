@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import tiny_model
+from helpers.tiny import tiny_model
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor

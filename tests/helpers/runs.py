@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from likethat.cli.parser import main
-from likethat.data.synthetic.birds_folder import make_birds
+from likethat.data.synthetic.field_guide import make_birds
 
 _LOADED = multiprocessing.get_context("forkserver")
 _LOADED.set_forkserver_preload(["likethat.workflows.train"])

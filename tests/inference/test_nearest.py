@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import random_images, tiny_model
+from helpers.tiny import random_images, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

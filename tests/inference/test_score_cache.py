@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_images, tiny_model
 from helpers.runs import make_tiny_birds
+from helpers.tiny import random_images, tiny_model
 
 import likethat
 from likethat import runtime
@@ -17,13 +17,13 @@ from likethat.errors import UserError
 from likethat.inference import memory_map
 from likethat.inference.passes import score_images
 from likethat.inference.score_cache import cache_scores, cached_scores
+from likethat.inference.source_image import leave_source_out
 from likethat.runs import layout
 from likethat.training import last_layer_problem, prune
 from likethat.training.last_layer import kkt_residual, objective, solve_last_layer
-from likethat.training.losses import leave_source_out
 from likethat.training.prune import CachedScores, largest_lambda, refit_last_layer
 from likethat.workflows import prune as prune_workflow
-from likethat.workflows import train as train_workflow
+from likethat.workflows import run_setup
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -122,7 +122,7 @@ def test_a_containers_limit_counts(limit: str, counts: bool, tmp_path: Path, mon
 
 def test_a_run_is_trained_from_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And pruned, with neither pixels nor scores in memory; nothing of them is left."""
-    monkeypatch.setattr(train_workflow, "MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(run_setup, "MEMORY_SHARE", 0.0)
     monkeypatch.setattr(memory_map, "MEMORY_SHARE", 0.0)
     monkeypatch.setattr(last_layer_problem, "BLOCK", 100)
     options = {"backbone": "test_resnet", "weights": "none", "latent_width": 16, "input_size": 64, "batch_size": 8}

@@ -13,8 +13,8 @@ from helpers.metric_cases import MAP, SIDE, case, noisy, point, spot
 from helpers.runs import make_tiny_birds
 from torch import Tensor
 
-from likethat.data.dataset import open_dataset
 from likethat.data.decode import View
+from likethat.data.formats import open_dataset
 from likethat.data.parts import PartTable, read_parts
 from likethat.explaining.boxes import activation_boxes, upsample
 from likethat.metrics.consistency import Consistency

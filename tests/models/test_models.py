@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_model
+from helpers.tiny import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file

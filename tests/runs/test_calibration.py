@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from likethat.cli.parser import main
-from likethat.cli.tables import describe_run
 from likethat.errors import UserError
 from likethat.explaining.explanation import explain
 from likethat.models.protopnet import summed_logits
 from likethat.runs.calibration import Calibration, Verdict, calibrate, conformal_threshold, read_calibration
 from likethat.runs.classifier import load
+from likethat.runs.describe import describe_run
 from likethat.workflows.edit.editor import open_editor
 
 LEVEL_STEPS = 1000  # levels are drawn as n / 1000, so that the literal versions can count exactly

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import random_images, tiny_model
+from helpers.tiny import random_images, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from likethat.inference.passes import score_images
+from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import PlainClassifier
 from likethat.training import choose
 from likethat.training.choose import embed_sources, spread_choice, start_from_classifier, telling_count
-from likethat.training.losses import leave_source_out
 from likethat.training.project import project
 
 NAMES = ("a", "b", "c")

@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from conftest import random_images, tiny_model
+from helpers.tiny import random_images, tiny_model
 from torch import Tensor, nn
 
 from likethat.config import resolve

@@ -21,12 +21,12 @@ from likethat.errors import Interrupted
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runtime import StopFlag
-from likethat.workflows import train as train_workflow
+from likethat.workflows import run_setup
 
 KILLER = """
 import os, signal, sys
 from likethat.training import steps, fit, state, view_maps
-from likethat.workflows import train as train_workflow
+from likethat.workflows import run_conclusion
 stage, count, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[4])
 def deadly(module, name, wanted):
     function = getattr(module, name)
@@ -53,7 +53,7 @@ elif stage == "save":
     import likethat.runs.atomic_files as c
     deadly(c.os, "fsync", lambda *a: True)
 else:
-    deadly(train_workflow, "write_report", lambda *a: True)
+    deadly(run_conclusion, "write_report", lambda *a: True)
 fit.SAVE_EVERY = float(sys.argv[3])
 from likethat.cli.parser import main
 sys.exit(main(sys.argv[5:]))
@@ -183,11 +183,11 @@ def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
 def test_asked_to_stop_while_it_reads_it_keeps_what_it_has_read(
     birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_workflow, "MEMORY_SHARE", 0.0)  # pixels go to a file
+    monkeypatch.setattr(run_setup, "MEMORY_SHARE", 0.0)  # pixels go to a file
     stop = StopFlag()
     stop.request()
     with pytest.raises(Interrupted):
-        train_workflow.prepare(birds, tmp_path, resolve(), torch.device("cpu"), Display(quiet=True), stop)
+        run_setup.prepare(birds, tmp_path, resolve(), torch.device("cpu"), Display(quiet=True), stop)
     header, *rows = filter(None, journal_of(tmp_path / layout.PIXELS).read_text().splitlines())
     assert "shape" in header
     assert [json.loads(row)[0] for row in rows] == [0]

@@ -18,7 +18,7 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from likethat.cli.parser import main
-from likethat.data.synthetic.birds_folder import make_birds
+from likethat.data.synthetic.field_guide import make_birds
 from likethat.metrics.conformal import LEVELS, conformal_figures, prediction_sets
 from likethat.metrics.figure import Figure
 from likethat.metrics.reliability import BINS, calibration_figures, reliability

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from likethat.distributed import is_first
 
 if TYPE_CHECKING:
-    from likethat.explaining.files import Skipped
+    from likethat.data.pictures import Skipped
     from likethat.progress import Display
 
 DONE, CHECK_FAILED, USERS_MISTAKE, INTERRUPTED = 0, 1, 2, 130
@@ -29,11 +29,13 @@ def add_verb(
     data: bool = False,
     json: bool = False,
     device: bool = True,
+    together: bool = False,
 ) -> argparse.ArgumentParser:
-    """A verb whose help is its function's docstring, with the arguments that many verbs share."""
+    """A verb whose help is its function's docstring, with the arguments that many verbs share; torchrun may start
+    those that work `together`."""
     text = (function.__doc__ or "").strip()
     verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
-    verb.set_defaults(function=function)
+    verb.set_defaults(function=function, together=together)
     if run:
         verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
     if data:

@@ -13,24 +13,52 @@ from typing import Any
 from likethat import __version__, distributed
 from likethat.cli.arguments import DONE, INTERRUPTED, USERS_MISTAKE
 from likethat.cli.verbs import (
+    atlas,
     baseline,
     bench,
+    calibrate,
     certify,
+    combine,
+    compare,
     data,
+    demo,
     edit,
     evaluate,
     explain,
     export,
+    info,
+    predict,
     prune,
     reproduce,
     serve,
     train,
+    verify,
 )
 from likethat.errors import Interrupted, UserError
 
-GROUPS = (train, evaluate, data, explain, certify, prune, edit, export, baseline, serve, reproduce, bench)
-
-TOGETHER = (train.train, baseline.baseline, evaluate.evaluate, explain.atlas)  # what torchrun may start
+# In the order in which --help lists them.
+VERBS = (
+    demo,
+    train,
+    evaluate,
+    verify,
+    predict,
+    calibrate,
+    info,
+    data,
+    explain,
+    atlas,
+    certify,
+    prune,
+    combine,
+    edit,
+    export,
+    baseline,
+    compare,
+    serve,
+    reproduce,
+    bench,
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,8 +72,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="likethat", description="Image classifiers that explain themselves: this looks like that.")
     parser.add_argument("--version", action="version", version=f"likethat {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for group in GROUPS:
-        group.add_verbs(verbs)
+    for verb in VERBS:
+        verb.add(verbs)
     return parser
 
 
@@ -76,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _work_together(args: argparse.Namespace) -> int:
     """As one of the processes that torchrun started. The first one answers."""
-    if args.function not in TOGETHER or getattr(args, "interpretability", False):
+    if not args.together or getattr(args, "interpretability", False):
         raise UserError("Only train, baseline, evaluate and atlas use several processes; start this without torchrun.")
     with distributed.session(), open(os.devnull, "w", errors="replace") as nowhere:
         stdout = sys.stdout if distributed.is_first() else nowhere

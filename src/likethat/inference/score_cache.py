@@ -12,9 +12,9 @@ from torch import Tensor
 from likethat.data.loaders import Images
 from likethat.inference.memory_map import fill_file, gone_afterwards, too_large
 from likethat.inference.passes import own_batches_of, precision_for, score_images, scores_of
+from likethat.inference.source_image import leave_source_out
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
-from likethat.training.losses import leave_source_out
 
 BLOCK = 2**24  # scores are worked on at a time
 WHAT = "scores of the images"

@@ -14,7 +14,8 @@ from likethat.errors import UserError
 from likethat.explaining.draw.heat import overlay
 from likethat.explaining.draw.render import fit, read_picture, scaled
 from likethat.explaining.draw.sheet import ACCENT, MARGIN, SCALE, SOFT, WIDTH, Canvas, one_line
-from likethat.explaining.explanation import Explanation, Row, explain
+from likethat.explaining.explanation import Explanation, explain
+from likethat.explaining.scoring import Row
 from likethat.runs.baseline import PlainRun
 from likethat.runs.classifier import Classifier, Source
 

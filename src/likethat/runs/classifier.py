@@ -15,7 +15,7 @@ from likethat.data.decode import Box, View, read_image, to_input
 from likethat.errors import UserError
 from likethat.models.backbone import place
 from likethat.models.protopnet import Output, ProtoPNet, create_protopnet, summed_logits
-from likethat.runs import layout
+from likethat.runs import hub, layout
 from likethat.runs.atomic_files import read_json
 from likethat.runs.calibration import LEVEL, Calibration, Verdict, likeness_of, read_calibration
 from likethat.runtime import exact_arithmetic, resolve_device
@@ -105,16 +105,12 @@ class Classifier:
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Writes the model into a folder in the layout of the Hugging Face hub, with a model card."""
-        from likethat.runs.hub import save_pretrained
-
-        return save_pretrained(self, folder, overwrite=overwrite)
+        return hub.save_pretrained(self.path, self.networks, Path(folder), overwrite=overwrite)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, device: str = "auto") -> Classifier:
         """The model that `save_pretrained` wrote into a folder, or one of the hub by its id."""
-        from likethat.runs.hub import from_pretrained
-
-        return from_pretrained(source, device)
+        return load(hub.find_pretrained(source), device)
 
     def prepare(self, source: Source, crop_to: Box | None = None) -> Prepared:
         image = read_image(Path(source) if isinstance(source, str) else source)

@@ -9,17 +9,12 @@ from pathlib import Path
 
 import torch
 
-from likethat.data.cars import find_cars
-from likethat.data.cub import find_cub
-from likethat.data.dataset import PARTS, DataSet, Sample, fingerprint, open_dataset
+from likethat.data.dataset import PARTS, DataSet, Sample, fingerprint
+from likethat.data.formats import is_benchmark, open_dataset
+from likethat.data.pictures import find_pictures
 from likethat.errors import UserError
-from likethat.explaining.files import find_pictures
-from likethat.explaining.verify import Verification, verify
-from likethat.metrics.accuracy import Evaluation, evaluate_logits, logits_of
-from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.baseline import PlainRun, load_plain
-from likethat.runs.calibration import Calibration, calibrate, write_calibration
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.layout import RunRecord
 from likethat.runtime import seed_for
@@ -150,7 +145,7 @@ def open_strangers(classifier: Classifier, folder: str) -> DataSet:
     root, config = Path(folder).expanduser().resolve(), layout.read_record(classifier.path).config
     if not root.is_dir():
         raise UserError(f"There is no folder {folder}; name one with pictures of other things than the run's classes.")
-    if find_cub(root) or find_cars(root):
+    if is_benchmark(root):
         dataset = open_dataset(root, seed=config.train.seed, full_images=config.data.full_images)
         root = dataset.root
         samples = [replace(s, label=0) for s in dataset.test if dataset.classes[s.label] not in classifier.classes]
@@ -169,26 +164,3 @@ def open_validation_data(classifier: Classifier, data: str | None) -> DataSet:
         return replace(dataset, val=dataset.all_samples())
     _check_new_to_all(_members(classifier), data, "val")
     return dataset
-
-
-def calibrate_run(classifier: Classifier, data: str | None, display: Display) -> Calibration:
-    """Writes calibration.json of a run that has none, or another one, from images it was not trained on."""
-    dataset = open_validation_data(classifier, data)
-    if not dataset.val:
-        raise UserError(f"{dataset.root} has no validation images; name others with --data DATA.")
-    label_N = torch.tensor([sample.label for sample in dataset.val])
-    calibration = calibrate(logits_of(classifier, dataset.root, dataset.val, display), label_N)
-    write_calibration(classifier.path, calibration)
-    return calibration
-
-
-def evaluate_run(classifier: Classifier | PlainRun, data: str | None, display: Display) -> Evaluation:
-    dataset, part = open_test_data(classifier, data)
-    logits_NK = logits_of(classifier, dataset.root, dataset.test, display)
-    label_N = torch.tensor([sample.label for sample in dataset.test], device=logits_NK.device)
-    return evaluate_logits(logits_NK, label_N, classifier.classes, part)
-
-
-def verify_run(classifier: Classifier, data: str | None, display: Display) -> Verification:
-    with display.task("verifying") as advance:
-        return verify(classifier, data_roots(classifier, data), advance)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
 import torch
+from torch import nn
 
 from likethat.data.folder_kinds import is_run
 from likethat.errors import UserError
 from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state, load_tensors, read_json, whole_folder, write_json, write_text
-from likethat.runs.classifier import Classifier, load
 from likethat.runs.model_card import write_card
 
 # What a model needs and what tells about it. Checkpoints, pages and the history with people's names stay at home.
@@ -23,12 +24,11 @@ DOCUMENTS = (layout.CONFIG, layout.CALIBRATION, layout.INTERPRETABILITY)
 WANTED = ["*.json", "*.jsonl", "*.safetensors", "*.md", "*.jpg"]  # of a repository; nothing else is ever read
 
 
-def save_pretrained(classifier: Classifier, folder: str | Path, *, overwrite: bool = False) -> Path:
+def save_pretrained(run: Path, networks: Iterable[nn.Module], folder: Path, *, overwrite: bool = False) -> Path:
     """config.json, model.safetensors, a model card, and what explanations need: a run folder that any verb takes."""
-    run, folder = classifier.path, Path(folder)
     if folder.resolve().is_relative_to(run.resolve()) or run.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{folder} and the run {run} lie in one another; choose another folder.")
-    _check_unchanged(classifier)
+    _check_unchanged(run, networks)
     with whole_folder(folder, is_run, overwrite=overwrite) as target:
         for part in {".", *layout.read_record(run).member_folders()}:
             _copy(run / part, target / part)
@@ -36,16 +36,14 @@ def save_pretrained(classifier: Classifier, folder: str | Path, *, overwrite: bo
     return folder
 
 
-def _check_unchanged(classifier: Classifier) -> None:
+def _check_unchanged(run: Path, networks: Iterable[nn.Module]) -> None:
     """What is written is the run's file, so the model in memory must be the one in it."""
-    folders = layout.read_record(classifier.path).member_folders()
-    for network, part in zip(classifier.networks, folders, strict=True):
-        saved, _ = load_tensors(classifier.path / part / layout.MODEL)
+    folders = layout.read_record(run).member_folders()
+    for network, part in zip(networks, folders, strict=True):
+        saved, _ = load_tensors(run / part / layout.MODEL)
         now = copy_state(network)
         if saved.keys() != now.keys() or not all(torch.equal(saved[name], value) for name, value in now.items()):
-            raise UserError(
-                f"The model was changed since {classifier.path} was loaded; save it as a run of its own first."
-            )
+            raise UserError(f"The model was changed since {run} was loaded; save it as a run of its own first.")
 
 
 def _copy(run: Path, target: Path) -> None:
@@ -74,10 +72,10 @@ def _without_places(value: Any) -> Any:
     return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else value
 
 
-def from_pretrained(source: str | Path, device: str = "auto") -> Classifier:
-    """The model in a folder, or in a repository of the hub (needs huggingface_hub)."""
+def find_pretrained(source: str | Path) -> Path:
+    """Return the run folder that `source` is, or that a repository of the hub holds (needs huggingface_hub)."""
     if Path(source).is_dir():
-        return load(source, device)
+        return Path(source)
     if not isinstance(source, str) or not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         raise UserError(f"There is no folder {source}; name one, or a repository of the hub as in 'ada/birds'.")
     try:
@@ -89,4 +87,4 @@ def from_pretrained(source: str | Path, device: str = "auto") -> Classifier:
     except Exception as error:  # the hub's client raises many kinds; each means that there is no such model to be had
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{source} is no folder, and the hub does not give it ({reason}); check the name.") from error
-    return load(folder, device)
+    return Path(folder)

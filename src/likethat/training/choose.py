@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from likethat.data.loaders import Images
 from likethat.distributed import join, own_part, total
 from likethat.inference.passes import EVAL_BATCH, groups_within, own_batches_of, scores_of
+from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, reset_last_layer
 from likethat.progress import Advance
 from likethat.runtime import send
-from likethat.training.losses import leave_source_out
 from likethat.training.project import Projection
 
 ROUNDS = 15  # of k-means

@@ -20,6 +20,7 @@ from likethat.inference.passes import (
     mixed_precision,
 )
 from likethat.inference.score_cache import cached_scores
+from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import set_latent_width
 from likethat.progress import Display
@@ -28,7 +29,7 @@ from likethat.runs.atomic_files import copy_state
 from likethat.training.choose import embed_sources, start_from_classifier
 from likethat.training.last_layer import solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
-from likethat.training.losses import Costs, classifier_costs, leave_source_out, protopnet_costs
+from likethat.training.losses import Costs, classifier_costs, protopnet_costs
 from likethat.training.phases import Step, learns_from_maps
 from likethat.training.project import project
 from likethat.training.state import Progress

@@ -25,7 +25,7 @@ from likethat.runtime import exact_arithmetic, resolve_device, seed_for, stop_on
 from likethat.training.fit import Course, follow_plan
 from likethat.training.phases import make_plan
 from likethat.training.state import Progress, write_metrics
-from likethat.workflows.train import begin, check_same_images, make_record, open_out, prepare
+from likethat.workflows.run_setup import begin, check_same_images, make_record, open_out, prepare
 
 
 def train_baseline(

@@ -25,7 +25,7 @@ from likethat.runs.data import is_training_data, open_test_data, open_validation
 from likethat.runs.layout import RunRecord
 from likethat.training.state import write_metrics
 from likethat.workflows.derived import write_combined, write_network
-from likethat.workflows.train import conclude
+from likethat.workflows.run_conclusion import conclude
 
 
 @dataclass(frozen=True)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
-from likethat.cli.tables import print_summary, print_verification
 from likethat.data.folder_kinds import is_begun, is_birds, is_run
-from likethat.data.synthetic.birds_folder import make_birds
+from likethat.data.synthetic.field_guide import make_birds
 from likethat.errors import UserError
+from likethat.explaining.verify import Verification
 from likethat.progress import Display
-from likethat.runs import layout
 from likethat.runs.atomic_files import check_no_history
-from likethat.runs.data import verify_run
+from likethat.runs.classifier import Classifier
 from likethat.workflows.train import train
+from likethat.workflows.verify import verify_run
 
 SPECIES = 8
 # Small pictures and few passes, so that two CPU cores are enough. Everything else is the default preset.
 OPTIONS: dict[str, Any] = {"input_size": (160, 160), "batch_size": 32, "classifier_epochs": 12, "joint_epochs": (6,)}
 
 
-def run_demo(out: Path, *, device: str, overwrite: bool, display: Display) -> None:
+def run_demo(out: Path, *, device: str, overwrite: bool, display: Display) -> tuple[Classifier, Verification]:
     """Data under OUT/birds, run under OUT/run."""
-    started = time.monotonic()
     birds, run = out / "birds", out / "run"
     for folder, is_earlier in ((birds, is_birds(birds)), (run, is_run(run) or is_begun(run))):
         if folder.exists() and not (overwrite and is_earlier):
@@ -39,7 +37,4 @@ def run_demo(out: Path, *, device: str, overwrite: bool, display: Display) -> No
     display.line(f"2/3 training on them, run folder {run}")
     classifier = train(birds, run, device=device, display=display, **OPTIONS)
     display.line("3/3 verifying that every prototype is the training patch it names")
-    verification = verify_run(classifier, None, display)
-    print_verification(verification)
-    print_summary(classifier)
-    print(f"Done in {time.monotonic() - started:.0f} s. Open {(run / layout.REPORT).resolve()} in a browser.")
+    return classifier, verify_run(classifier, None, display)

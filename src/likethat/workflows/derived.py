@@ -26,7 +26,7 @@ from likethat.runs.classifier import Classifier, Prototype
 from likethat.runs.data import with_labels_of
 from likethat.runs.layout import RunRecord
 from likethat.training.prune import CachedScores
-from likethat.workflows.train import Prepared, make_record, prepare
+from likethat.workflows.run_setup import Prepared, make_record, prepare
 
 
 @dataclass(frozen=True)

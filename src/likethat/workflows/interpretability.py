@@ -11,50 +11,19 @@ from torch import Tensor
 
 from likethat.data.parts import read_parts
 from likethat.metrics.accuracy import Evaluation, evaluate_logits, logits_of
-from likethat.metrics.background import Background
 from likethat.metrics.conformal import conformal_figures
-from likethat.metrics.consistency import Consistency
-from likethat.metrics.coverage import Coverage
-from likethat.metrics.decisive import Decisive
-from likethat.metrics.degradation import Degradation
-from likethat.metrics.deletion import Deletion
 from likethat.metrics.figure import Figure
-from likethat.metrics.leakage import Leakage
-from likethat.metrics.misalignment import Misalignment
-from likethat.metrics.purity import Purity
-from likethat.metrics.receptive_field import ReceptiveField
-from likethat.metrics.redundancy import Redundancy
+from likethat.metrics.registry import METRICS
 from likethat.metrics.reliability import Bin, calibration_figures, reliability
-from likethat.metrics.sparsity import Sparsity
-from likethat.metrics.stability import Stability
 from likethat.metrics.strangers import stranger_figures
-from likethat.metrics.sweep import Metric, Subject, sweep
-from likethat.metrics.transformations import Transformations
+from likethat.metrics.sweep import Subject, sweep
 from likethat.progress import Display
 from likethat.report.html import write_report
 from likethat.runs import layout
 from likethat.runs.atomic_files import write_json
 from likethat.runs.classifier import Classifier
 from likethat.runs.data import is_training_data, open_strangers, open_test_data
-from likethat.workflows.train import explain_some
-
-# In the order of the tables.
-METRICS: tuple[type[Metric], ...] = (
-    Consistency,
-    Stability,
-    Purity,
-    Coverage,
-    Decisive,
-    Transformations,
-    Degradation,
-    Misalignment,
-    ReceptiveField,
-    Deletion,
-    Leakage,
-    Background,
-    Redundancy,
-    Sparsity,
-)
+from likethat.workflows.run_conclusion import explain_some
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from likethat.training.prune import (
     refit_last_layer,
 )
 from likethat.workflows.derived import Member, copy_history, open_member, write_combined, write_network
-from likethat.workflows.train import conclude
+from likethat.workflows.run_conclusion import conclude
 
 
 @dataclass(frozen=True)

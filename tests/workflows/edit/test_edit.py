@@ -20,11 +20,11 @@ from likethat.errors import UserError
 from likethat.explaining.explanation import explain
 from likethat.inference import latents as latents_module
 from likethat.inference.passes import last_layer_images, score_images
+from likethat.inference.source_image import leave_source_out
 from likethat.runs import layout
 from likethat.runs.classifier import load
 from likethat.runs.data import open_run_data
 from likethat.training.last_layer import kkt_residual, solve_last_layer
-from likethat.training.losses import leave_source_out
 from likethat.workflows.edit.editor import Editor, open_editor
 
 ROGUE = "<script>alert('crown')</script> & \"red\" [/b]"

@@ -1,1 +1,1 @@
-"""The verbs of the command line, grouped by what they are about. Each module adds its own to the parser."""
+"""The verbs of the command line, one file each: the function that does it, and `add`, which tells the parser."""

@@ -18,7 +18,7 @@ def bench(args: argparse.Namespace) -> int:
     return DONE if result.met else CHECK_FAILED
 
 
-def add_verbs(verbs: Any) -> None:
+def add(verbs: Any) -> None:
     verb = add_verb(verbs, "bench", bench, json=True)
     verb.add_argument("--quick", action="store_true", help="one small network at the size of the demo: about a minute")
     verb.add_argument("--compile", action="store_true", help="compile both sides, as train --compile does")

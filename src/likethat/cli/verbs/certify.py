@@ -117,5 +117,5 @@ def _print(document: dict[str, Any]) -> None:
         print("None of the certified predictions changed.")
 
 
-def add_verbs(verbs: Any) -> None:
+def add(verbs: Any) -> None:
     add_verb(verbs, "certify", certify, run=True, data=True, json=True)

@@ -12,7 +12,7 @@ from likethat.errors import UserError
 
 def synth(args: argparse.Namespace) -> int:
     """Make the embedded data set: field-guide birds whose distinguishing parts are known."""
-    from likethat.data.synthetic.birds_folder import SPECIES, make_birds
+    from likethat.data.synthetic.field_guide import SPECIES, make_birds
 
     if not 2 <= args.species <= len(SPECIES):
         raise UserError(f"--species takes 2 to {len(SPECIES)}, not {args.species}.")
@@ -28,7 +28,8 @@ def synth(args: argparse.Namespace) -> int:
 def check(args: argparse.Namespace) -> int:
     """Report every file that training would stumble over."""
     from likethat.data.check import check_dataset
-    from likethat.data.dataset import PARTS, open_dataset
+    from likethat.data.dataset import PARTS
+    from likethat.data.formats import open_dataset
 
     dataset = open_dataset(args.data)
     with display_of(args).task("checking images") as advance:
@@ -47,7 +48,7 @@ def check(args: argparse.Namespace) -> int:
     return CHECK_FAILED if report.errors else DONE
 
 
-def add_verbs(verbs: Any) -> None:
+def add(verbs: Any) -> None:
     group = verbs.add_parser("data", help="Make or check data sets.", description="Make or check data sets.")
     data_verbs = group.add_subparsers(metavar="VERB", required=True)
     verb = add_verb(data_verbs, "synth", synth, device=False)

@@ -103,7 +103,7 @@ class _Append(argparse.Action):
         namespace.edits = [*namespace.edits, (self.dest, values)]
 
 
-def add_verbs(verbs: Any) -> None:
+def add(verbs: Any) -> None:
     verb = add_verb(verbs, "edit", edit, run=True, data=True, json=True)
     verb.set_defaults(edits=[])
     edits: dict[str, Any] = {"action": _Append, "default": argparse.SUPPRESS}

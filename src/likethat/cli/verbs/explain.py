@@ -1,4 +1,4 @@
-"""`likethat explain` and `likethat atlas`: why a picture got its class, and what the prototypes look for."""
+"""`likethat explain`: why a picture got its class."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from likethat.errors import UserError
 def explain(args: argparse.Namespace) -> int:
     """Why each picture got its class: scoring sheets as a page, as pictures and as JSON."""
     from likethat.data.folder_kinds import is_explanations
+    from likethat.data.pictures import Skipped, find_pictures
     from likethat.explaining.draw.page import write_explanations
     from likethat.explaining.explanation import Options
-    from likethat.explaining.files import DATA, PAGE, Skipped, explain_files, find_pictures, save_sheets, sheet_names
+    from likethat.explaining.files import DATA, PAGE, explain_files, save_sheets, sheet_names
     from likethat.runs.atomic_files import whole_folder, write_json
     from likethat.runs.classifier import load
 
@@ -55,36 +56,7 @@ def explain(args: argparse.Namespace) -> int:
     return DONE
 
 
-def atlas(args: argparse.Namespace) -> int:
-    """What every prototype looks for: the nearest patches in training and test pictures, as a page and as JSON."""
-    from likethat.data.folder_kinds import is_atlas
-    from likethat.distributed import is_first
-    from likethat.explaining.atlas import check_unchanged, make_atlas
-    from likethat.report.atlas import PAGE, write_atlas
-    from likethat.runs.atomic_files import whole_folder
-    from likethat.runs.classifier import load
-    from likethat.runs.data import open_run_data
-
-    classifier = load(args.run, args.device)
-    out: Path = args.out or args.run / "atlas"
-    display = display_of(args)
-    with whole_folder(out, is_atlas, overwrite=args.overwrite) if is_first() else nullcontext() as folder:
-        dataset = open_run_data(classifier, args.data)
-        check_unchanged(classifier, dataset)
-        made = make_atlas(classifier, dataset, args.k, display)
-        if folder is None:
-            return DONE
-        with display.task("drawing") as advance:
-            write_atlas(folder, made, advance)
-    print(
-        f"{len(made.entries)} prototypes: {len(made.mixed)} with mixed neighbours, {len(made.duplicates)} duplicates, "
-        f"{len(made.never_used)} never used"
-    )
-    print(f"Atlas: {(out / PAGE).resolve()}")
-    return DONE
-
-
-def add_verbs(verbs: Any) -> None:
+def add(verbs: Any) -> None:
     verb = add_verb(verbs, "explain", explain, run=True, json=True)
     verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, or folder with pictures at any depth")
     verb.add_argument(
@@ -104,8 +76,3 @@ def add_verbs(verbs: Any) -> None:
     verb.add_argument(
         "--colours", choices=("ember", "jet"), default="ember", help="of activation maps (default: ember)"
     )
-
-    verb = add_verb(verbs, "atlas", atlas, run=True, data=True)
-    verb.add_argument("--k", type=int, default=5, help="neighbours of each prototype (default: 5)")
-    verb.add_argument("--out", type=Path, metavar="DIR", help="folder to make (default: RUN/atlas)")
-    verb.add_argument("--overwrite", action="store_true", help="replace an earlier atlas in --out")

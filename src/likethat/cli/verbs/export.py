@@ -29,7 +29,7 @@ def export(args: argparse.Namespace) -> int:
     return DONE
 
 
-def add_verbs(verbs: Any) -> None:
+def add(verbs: Any) -> None:
     verb = add_verb(verbs, "export", export, run=True, data=True, json=True, device=False)
     verb.add_argument("--format", required=True, metavar="onnx|torch", help="ONNX, or a torch.export program (.pt2)")
     verb.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")

@@ -1,9 +1,8 @@
-"""`likethat prune` and `likethat combine`: runs made out of other runs."""
+"""`likethat prune`: a run with fewer prototypes or connections."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from likethat.cli.arguments import DONE, add_out, add_verb, answer, display_of
@@ -25,25 +24,10 @@ def prune(args: argparse.Namespace) -> int:
     return DONE
 
 
-def combine(args: argparse.Namespace) -> int:
-    """Sum the logits of several runs over the same classes; writes a new run."""
-    from likethat.cli.tables import print_combination
-    from likethat.workflows.combine import combine
-
-    places: dict[str, Any] = {"data": args.data, "device": args.device, "overwrite": args.overwrite}
-    combined = combine(args.runs, args.out, **places, display=display_of(args))
-    answer(args, combined, lambda: print_combination(combined, args.out))
-    return DONE
-
-
-def add_verbs(verbs: Any) -> None:
+def add(verbs: Any) -> None:
     verb = add_verb(verbs, "prune", prune, run=True, data=True, json=True)
     add_out(verb)
     verb.add_argument("--k", type=int, help="nearest training images to look at for each prototype (default: 6)")
     verb.add_argument("--threshold", type=int, help="of them, least number of the prototype's own class (default: 3)")
     verb.add_argument("--keep-one", action="store_true", help="keep the best prototype of a class that would lose all")
     verb.add_argument("--budget", type=int, metavar="N", help="instead: keep all prototypes and at most N connections")
-
-    verb = add_verb(verbs, "combine", combine, data=True, json=True)
-    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
-    add_out(verb)

@@ -46,7 +46,7 @@ def serve(args: argparse.Namespace) -> int:
     return DONE
 
 
-def add_verbs(verbs: Any) -> None:
+def add(verbs: Any) -> None:
     verb = add_verb(verbs, "serve", serve, run=True, data=True)
     verb.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine only)")
     verb.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from likethat import __version__
 from likethat.explaining.attribution import TITLES
 from likethat.explaining.draw.pictures import Pictures
+from likethat.explaining.scoring import ScoredPicture
 from likethat.runs.atomic_files import atomic_path
-
-if TYPE_CHECKING:
-    from likethat.explaining.explanation import Explanation
 
 MOST_ROWS = 10  # of a scoring sheet; the others are summed in one line
 
@@ -49,11 +47,11 @@ def render_page(template: str, packages: Sequence[str] = (), **context: Any) -> 
     return html.encode("utf-8", "replace")
 
 
-def write_explanations(out: Path, explanations: Sequence[Explanation], colours: str = "ember") -> Path:
+def write_explanations(out: Path, explanations: Sequence[ScoredPicture], colours: str = "ember") -> Path:
     """One page with every explained picture, all inside the one file."""
     return write_page(out, "explanations.html", explanations=explanations, pictures=Pictures(True, colours))
 
 
-def render_explanation(explanation: Explanation) -> bytes:
+def render_explanation(explanation: ScoredPicture) -> bytes:
     """The page of one explained picture."""
     return render_page("explanations.html", explanations=[explanation], pictures=Pictures(True))

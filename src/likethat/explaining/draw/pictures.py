@@ -6,16 +6,14 @@ import base64
 import io
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from likethat.data.decode import Box
 from likethat.explaining.draw.heat import heat_layer
 from likethat.explaining.draw.render import jpeg, read_picture, scaled, shrink
-
-if TYPE_CHECKING:
-    from likethat.explaining.explanation import Explanation, Match
+from likethat.explaining.matches import Match
+from likethat.explaining.scoring import ScoredPicture
 
 QUERY_SIDE = 320  # pixels of the explained picture
 HEAT_SIDE = 56  # of a heat map, which is smooth and so small; the browser enlarges it
@@ -58,7 +56,7 @@ class Pictures:
             self.by_key[key] = Picture(self._id(), href, *size)
         return self.by_key[key]
 
-    def of_explanation(self, explanation: Explanation) -> Picture:
+    def of_explanation(self, explanation: ScoredPicture) -> Picture:
         key = id(explanation)
         if key not in self.by_key:
             image = shrink(explanation.picture, QUERY_SIDE)
@@ -77,14 +75,14 @@ class Pictures:
         label = f"training picture of {prototype.class_name}"
         return Drawing(self.of_file(run, prototype.source), label, prototype.source_box)
 
-    def whole(self, explanation: Explanation) -> Drawing:
+    def whole(self, explanation: ScoredPicture) -> Drawing:
         return Drawing(self.of_explanation(explanation), "your picture")
 
-    def part(self, explanation: Explanation, match: Match) -> Drawing:
+    def part(self, explanation: ScoredPicture, match: Match) -> Drawing:
         picture = self.of_explanation(explanation)
         return Drawing(picture, "your picture", scaled(match.share, picture.width, picture.height))
 
-    def activation(self, explanation: Explanation, match: Match) -> Drawing:
+    def activation(self, explanation: ScoredPicture, match: Match) -> Drawing:
         drawing = self.part(explanation, match)
         return replace(
             drawing, label="activation map", box=None, heat=_heat(match.map_HW, drawing.picture, self.colours)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
 from likethat.explaining.attribution import TITLES
 from likethat.explaining.draw.heat import overlay
 from likethat.explaining.draw.render import draw_box, fit, in_shares, read_picture, scaled
-
-if TYPE_CHECKING:
-    from likethat.explaining.explanation import Explanation, Match, Row, Sheet
+from likethat.explaining.matches import Match
+from likethat.explaining.scoring import Row, ScoredPicture, Sheet
 
 SCALE = 2  # pixels per unit, for screens and paper with fine dots
 MOST_ROWS = 10
@@ -69,7 +67,7 @@ def one_line(text: str, width: float, size: int) -> str:
     return text
 
 
-def draw_sheet(explanation: Explanation, colours: str = "ember") -> Image.Image:
+def draw_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Image:
     heights = [_height(sheet) for sheet in explanation.classes]
     head = 210
     canvas = Canvas(head + sum(heights) + 24)
@@ -82,7 +80,7 @@ def draw_sheet(explanation: Explanation, colours: str = "ember") -> Image.Image:
     return canvas.image
 
 
-def _draw_head(canvas: Canvas, explanation: Explanation) -> None:
+def _draw_head(canvas: Canvas, explanation: ScoredPicture) -> None:
     side, x = 150, MARGIN + 150 + 28
     canvas.picture(MARGIN, 30, fit(explanation.picture, side * SCALE), side)
     room, best = WIDTH - MARGIN - x, explanation.predicted
@@ -108,7 +106,7 @@ def _height(sheet: Sheet) -> int:
     return 84 + len(rows) * (PICTURE + GAP) + (26 if others else 0) + 60
 
 
-def _draw_class(canvas: Canvas, explanation: Explanation, sheet: Sheet, colours: str) -> None:
+def _draw_class(canvas: Canvas, explanation: ScoredPicture, sheet: Sheet, colours: str) -> None:
     canvas.line(canvas.y)
     room = WIDTH - 2 * MARGIN
     title = one_line(f"Evidence for {sheet.name}", room - 180, 18)
@@ -133,7 +131,7 @@ def _draw_class(canvas: Canvas, explanation: Explanation, sheet: Sheet, colours:
     canvas.text(WIDTH - MARGIN, canvas.y + 14, f"{sheet.logit:.2f}", 15, ACCENT, anchor="ra", bold=True)
 
 
-def _draw_row(canvas: Canvas, explanation: Explanation, sheet: Sheet, row: Row, colours: str) -> None:
+def _draw_row(canvas: Canvas, explanation: ScoredPicture, sheet: Sheet, row: Row, colours: str) -> None:
     for number, picture in enumerate(_row_pictures(explanation, row.match, colours)):
         canvas.picture(MARGIN + number * (PICTURE + GAP), canvas.y, picture)
     middle = canvas.y + PICTURE / 2
@@ -153,7 +151,7 @@ def _number_columns(*texts: str) -> list[tuple[float, str]]:
     return list(zip((right - 250, right - 215, right - 120, right - 85, right), texts, strict=True))
 
 
-def _row_pictures(explanation: Explanation, match: Match, colours: str) -> list[Image.Image]:
+def _row_pictures(explanation: ScoredPicture, match: Match, colours: str) -> list[Image.Image]:
     side, prototype = PICTURE * SCALE, match.prototype
     own = fit(explanation.picture, side)
     source = read_picture(explanation.run, prototype.source)

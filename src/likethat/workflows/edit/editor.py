@@ -40,7 +40,7 @@ from likethat.workflows.edit.history import (
     write_history,
 )
 from likethat.workflows.edit.model import Column, State, Workshop, compare, open_workshop
-from likethat.workflows.train import conclude
+from likethat.workflows.run_conclusion import conclude
 
 CANDIDATES = 8  # patches offered for a prototype's place
 

@@ -12,7 +12,7 @@ import timm
 from likethat import config
 from likethat.errors import UserError
 from likethat.runs import layout
-from likethat.workflows.train import check_same_config
+from likethat.workflows.run_setup import check_same_config
 
 PLAIN, COMBINED, PRUNED = "plain", "combined", "-pruned"  # names of folders, the last one a suffix
 

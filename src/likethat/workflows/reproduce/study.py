@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from likethat.data.dataset import open_dataset
 from likethat.data.folder_kinds import TABLE
+from likethat.data.formats import open_dataset
 from likethat.errors import UserError
 from likethat.progress import Display
 from likethat.runs.atomic_files import write_json, write_text

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from likethat.cli.tables import describe_run
 from likethat.runs import layout
+from likethat.runs.describe import describe_run
 from likethat.runs.layout import is_finished
 from likethat.workflows.reproduce.plan import COMBINED, PLAIN, PRUNED, Study
 from likethat.workflows.reproduce.schedule import Times

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from likethat.data.synthetic.birds import PARTS
-from likethat.data.synthetic.birds_folder import PALETTE, SPECIES, Species, make_birds, part_boxes, single_part_pairs
+from likethat.data.synthetic.field_guide import PALETTE, SPECIES, Species, make_birds, part_boxes, single_part_pairs
 from likethat.data.synthetic.scenes import Scene, draw_picture, sample_scene
 
 BY_FOLDER = {species.folder: species for species in SPECIES}
