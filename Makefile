@@ -1,8 +1,8 @@
-# make demo: train on the embedded birds and show the report.   make test: lint and all tests.
+# make demo: train on the embedded birds and show the report.   make test: lint and all tests.   make docs: the pages, as a site.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser lint benchmarks clean
+.PHONY: demo test browser lint docs benchmarks clean
 
 .venv/installed: pyproject.toml
 	@echo "== setting up .venv (torch and friends: a few minutes the first time)"
@@ -31,9 +31,13 @@ browser:
 test: lint browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
+docs: .venv/installed
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "Open $(CURDIR)/site/index.html in a browser."
+
 benchmarks: .venv/installed
 	$(BIN)/likethat bench
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf .venv demo build
+	rm -rf .venv demo site build

@@ -5,17 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Classifier", "ProtoPNetClassifier", "UserError", "__version__", "explain", "load", "train"]
+__all__ = [
+    "Classifier",
+    "Explanation",
+    "Prediction",
+    "ProtoPNetClassifier",
+    "UserError",
+    "__version__",
+    "explain",
+    "load",
+    "train",
+]
 
 if TYPE_CHECKING:
     from likethat.errors import UserError
     from likethat.estimator import ProtoPNetClassifier
-    from likethat.explaining.explanation import explain
-    from likethat.runs.classifier import Classifier, load
+    from likethat.explaining.explanation import Explanation, explain
+    from likethat.runs.classifier import Classifier, Prediction, load
     from likethat.workflows.train import train
 
 _HOMES = {
     "Classifier": "runs.classifier",
+    "Explanation": "explaining.explanation",
+    "Prediction": "runs.classifier",
     "ProtoPNetClassifier": "estimator",
     "UserError": "errors",
     "explain": "explaining.explanation",
