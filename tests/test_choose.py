@@ -12,8 +12,8 @@ from likethat.models.baseline import PlainClassifier
 from likethat.training import choose
 from likethat.training.choose import embed_sources, spread_choice, start_from_classifier, telling_count
 from likethat.training.engine import score_images
-from likethat.training.losses import leave_source_out
 from likethat.training.project import project
+from likethat.training.source_image import leave_source_out
 
 NAMES = ("a", "b", "c")
 DEFAULT = {"similarity": "cosine", "add_on": "linear", "latent_width": 8}

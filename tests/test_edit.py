@@ -25,7 +25,7 @@ from likethat.run_data import open_run_data
 from likethat.training import latents as latents_module
 from likethat.training.engine import last_layer_images, score_images
 from likethat.training.last_layer import kkt_residual, solve_last_layer
-from likethat.training.losses import leave_source_out
+from likethat.training.source_image import leave_source_out
 
 ROGUE = "<script>alert('crown')</script> & \"red\" [/b]"
 

@@ -17,9 +17,9 @@ from likethat.errors import UserError
 from likethat.training import last_layer_problem, prune, room
 from likethat.training.engine import score_images
 from likethat.training.last_layer import kkt_residual, objective, solve_last_layer
-from likethat.training.losses import leave_source_out
 from likethat.training.prune import CachedScores, largest_lambda, refit_last_layer
 from likethat.training.score_cache import cache_scores, cached_scores
+from likethat.training.source_image import leave_source_out
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -15,6 +15,7 @@ from likethat import run_dir
 from likethat.calibration import LEVEL, Calibration, Verdict, likeness_of, read_calibration
 from likethat.checkpoint import read_json
 from likethat.data.decode import Box, View, read_image, to_input
+from likethat.data.loaders import to_unit
 from likethat.errors import UserError
 from likethat.models.backbone import place
 from likethat.models.protopnet import Output, ProtoPNet, create_protopnet, summed_logits
@@ -125,8 +126,10 @@ class Classifier:
     @torch.no_grad()
     def outputs(self, batch: Sequence[Prepared]) -> list[Output]:
         """One `Output` a member, each over the whole batch."""
-        stacked = [torch.stack(pixels).to(self.device) for pixels in zip(*(p.pixels for p in batch), strict=True)]
-        return [member(x_B3HW.float() / 255) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
+        stacked = [
+            to_unit(torch.stack(pixels).to(self.device)) for pixels in zip(*(p.pixels for p in batch), strict=True)
+        ]
+        return [member(x_B3HW) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
 
     def predict(self, image: Source | Sequence[Source], level: float | None = None) -> Any:
         """The class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list.

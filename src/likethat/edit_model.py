@@ -16,11 +16,13 @@ from likethat import run_dir
 from likethat.calibration import calibrate
 from likethat.classifier import Classifier, Prepared, Prototype, load
 from likethat.data.dataset import DataSet
+from likethat.data.loaders import to_unit
 from likethat.edit_history import Edit
 from likethat.errors import UserError
 from likethat.explaining.explanation import class_number
 from likethat.explaining.gallery import draw_prototypes
 from likethat.made import CHECKPOINTS
+from likethat.models.protopnet import logits_of_scores
 from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Display
 from likethat.run_dir import RunRecord
@@ -138,7 +140,7 @@ class Workshop:
         return measure(self.validation_logits(columns, weight_KP), self.latents["val"].label_N)
 
     def validation_logits(self, columns: Sequence[Column], weight_KP: Tensor) -> Tensor:
-        return _scores(columns, "val") @ weight_KP.T
+        return logits_of_scores(_scores(columns, "val"), weight_KP)
 
     def _classes(self, columns: Sequence[Column]) -> Tensor:
         return torch.tensor([column.prototype.label for column in columns], device=self.original.device)
@@ -175,7 +177,7 @@ def compare(before: Classifier, after: Classifier, picture: Prepared, class_name
     """One picture seen by two models that differ in their prototypes: logits and probabilities of all classes, and the
     points that each prototype gives to one class (unless it is named, the one that `after` predicts), most changed
     first."""
-    x_13HW = picture.pixels[0][None].to(before.device).float() / 255
+    x_13HW = to_unit(picture.pixels[0][None].to(before.device))
     z_1DHW = before.networks[0].latent(x_13HW)
     models, classes = {"before": before, "after": after}, before.classes
     outputs = {when: model.networks[0].head(z_1DHW) for when, model in models.items()}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from likethat import __version__, run_dir
 from likethat.checkpoint import atomic_path
 from likethat.classifier import Classifier, Prepared, load
+from likethat.data.loaders import to_unit
 from likethat.errors import UserError
 from likethat.explaining.boxes import PERCENTILE
 from likethat.explaining.render import read_picture
@@ -217,7 +218,7 @@ def _compare(classifier: Classifier, pictures: Sequence[Prepared], run: Run) -> 
     original = Exported(classifier.networks[0]).eval()
     for batch in (pictures[:1], pictures[1:]):
         if batch:
-            x_B3HW = torch.stack([picture.pixels[0] for picture in batch]).float() / 255
+            x_B3HW = to_unit(torch.stack([picture.pixels[0] for picture in batch]))
             for name, expected, found in zip(OUTPUTS, original(x_B3HW), run(x_B3HW), strict=True):
                 assert found.shape == expected.shape
                 difference[name] = max(difference[name], float((found - expected).abs().max()))

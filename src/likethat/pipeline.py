@@ -32,7 +32,7 @@ from likethat.report.html import write_report
 from likethat.run_dir import DataRecord, RunRecord
 from likethat.runtime import StopFlag, exact_arithmetic, physical_memory, resolve_device, seed_for, stop_on_signals
 from likethat.tensorboard import tensorboard_observer
-from likethat.training.engine import classify_images, logits_by, measure, own_batches_of
+from likethat.training.engine import classify_images, latents_of, logits_by, measure, own_batches_of
 from likethat.training.fit import Course, fit
 from likethat.training.state import Progress, write_metrics
 
@@ -248,7 +248,8 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
         before = layer.with_prototypes(layer.unprojected_PDhw.flatten(1), layer.class_P)
         heads += [(before, unsolved_KP), (layer, unsolved_KP)]
     with display.task("test images") as advance:
-        logits_NK, *unsolved = logits_by(heads, model, own_batches_of(test, advance), len(test), test.device)
+        latents = latents_of(model, own_batches_of(test, advance))
+        logits_NK, *unsolved = logits_by(heads, latents, len(test), test.device)
     val_NK = classify_images(model, prepared.images["val"])
     metrics = progress.metrics
     if unsolved:

@@ -18,8 +18,5 @@ class PlainClassifier(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
-        return self.of_map(self.backbone(x_B3HW))
-
-    def of_map(self, feature_BCHW: Tensor) -> Tensor:
-        logits: Tensor = self.head(feature_BCHW.mean((2, 3)))
-        return logits
+        logits_BK: Tensor = self.head(self.backbone(x_B3HW).mean((2, 3)))
+        return logits_BK

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from likethat.config import AUTO_WIDTH, ModelConfig
@@ -36,6 +37,12 @@ class Output:
     def similarity_BPHW(self) -> Tensor:
         """The activation maps."""
         return self.of_distance(self.distance_BPHW)
+
+
+def logits_of_scores(score_BP: Tensor, weight_KP: Tensor) -> Tensor:
+    """Return the logits B x K that a last layer gives to similarity scores, in their own precision under autocast too."""
+    with torch.autocast(score_BP.device.type, enabled=False):
+        return F.linear(score_BP, weight_KP)
 
 
 def summed_logits(outputs: Sequence[Output]) -> Tensor:
@@ -85,10 +92,7 @@ class ProtoPNet(nn.Module):
         return self.add_on(self.backbone(x_B3HW))
 
     def forward(self, x_B3HW: Tensor) -> Output:
-        return self.of_map(self.backbone(x_B3HW))
-
-    def of_map(self, feature_BCHW: Tensor) -> Output:
-        return self.head(self.add_on(feature_BCHW))
+        return self.head(self.latent(x_B3HW))
 
     def head(self, z_BDHW: Tensor) -> Output:
         maps = self.prototype_layer(z_BDHW)
@@ -96,8 +100,7 @@ class ProtoPNet(nn.Module):
         min_distance_BP = maps.smallest()
         of_distance = self.prototype_layer.similarity.of_distance
         score_BP = of_distance(min_distance_BP)
-        with torch.autocast(z_BDHW.device.type, enabled=False):
-            logits_BK = self.last_layer(score_BP)
+        logits_BK = logits_of_scores(score_BP, self.last_layer.weight)
         return Output(logits_BK, score_BP, min_distance_BP, maps, of_distance)
 
 

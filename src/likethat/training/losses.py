@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -32,21 +31,6 @@ def shared_entropy(logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, smooth
     logits_BKV = logits_BK[:, :, None].expand(-1, -1, label_BV.shape[1])
     entropy_BV = F.cross_entropy(logits_BKV, label_BV, reduction="none", label_smoothing=smoothing)
     return (share_BV * entropy_BV).sum(1).mean()
-
-
-def leave_source_out(score_BP: Tensor, image_BV: Tensor, source_P: Tensor, own_KP: Tensor) -> Tensor:
-    """On the very image it was cut from, a prototype's score says nothing; it gets the mean of its class mates.
-
-    `image_BV` (the V images that each picture shows) and `source_P` are numbers of training images. Where all
-    prototypes of a class come from those images, they keep their scores.
-    """
-    other_BP = (source_P[None, None] != image_BV[:, :, None]).all(1)
-    member_KP = own_KP.to(score_BP)
-    total_BK = (score_BP * other_BP) @ member_KP.T
-    count_BK = other_BP.to(score_BP) @ member_KP.T
-    class_P = own_KP.int().argmax(0)
-    mates_BP = (total_BK / count_BK.clamp(min=1))[:, class_P]
-    return torch.where(other_BP | (count_BK[:, class_P] == 0), score_BP, mates_BP)
 
 
 def classifier_costs(logits_BK: Tensor, label_B: Tensor, config: TrainConfig) -> Costs:
