@@ -42,9 +42,7 @@ def likenesses(classifier: Classifier) -> dict[str, Callable[[Tensor], Tensor]]:
         ).amax(1),
         "mean similarity to a class's prototypes, the largest": class_mean,
         "similarity to the nearest prototype": lambda score_NP: score_NP.amax(1),
-        "probability of the predicted class": lambda score_NP: (
-            (logits_of_scores(score_NP, weight_KP)).softmax(1).amax(1)
-        ),
+        "probability of the predicted class": lambda score_NP: logits_of_scores(score_NP, weight_KP).softmax(1).amax(1),
     }
 
 

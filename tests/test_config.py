@@ -61,9 +61,6 @@ def test_configuration_survives_json(preset: str) -> None:
         ({"label_smoothing": 2}, "--label-smoothing must lie"),
         ({"backbone_lr": -1}, "--backbone-lr must not be negative"),
         ({"skew": 0.6}, "--skew must lie"),
-        ({"warm_views": 1}, r"--warm-views must be 0, or fewer .*\(--warm-epochs times --views: 0\)"),
-        ({"warm_views": 6, "warm_epochs": 3, "views": 2}, r"--warm-views must be 0, or fewer .*: 6\)"),
-        ({"warm_views": -1, "warm_epochs": 3}, "--warm-views must not be negative"),
     ],
 )
 def test_mistakes_get_a_sentence(options: dict[str, object], words: str) -> None:

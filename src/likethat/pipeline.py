@@ -32,9 +32,10 @@ from likethat.report.html import write_report
 from likethat.run_dir import DataRecord, RunRecord
 from likethat.runtime import StopFlag, exact_arithmetic, physical_memory, resolve_device, seed_for, stop_on_signals
 from likethat.tensorboard import tensorboard_observer
+from likethat.training.course import Course
 from likethat.training.engine import classify_images, latents_of, logits_by, measure, own_batches_of
-from likethat.training.fit import Course, fit
-from likethat.training.state import Progress, write_metrics
+from likethat.training.loop import fit
+from likethat.training.state import RunState, write_metrics
 
 MEMORY_SHARE = 0.4  # of the machine's memory that decoded pictures may take; beyond it they stay on disk
 EXPLAINED = 4  # test images in the report
@@ -100,10 +101,10 @@ def train(
         observe = tensorboard_observer(out) if tensorboard and is_first() else None
         classes = prepared.dataset.classes
         course = Course(train_images, val_images, classes, config, out, display, stop, observe)
-        progress = fit(model, plain, course)
+        state = fit(model, plain, course)
         if config.model.latent_width == AUTO_WIDTH and is_first():
             with_chosen_width(record, model).write(out)
-        return finish(out, model, progress, prepared, display)
+        return finish(out, model, state, prepared, display)
 
 
 def with_chosen_width(record: RunRecord, model: ProtoPNet) -> RunRecord:
@@ -236,22 +237,22 @@ def _describe(prepared: Prepared, model: ProtoPNet, device: torch.device, displa
     )
 
 
-def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, display: Display) -> Classifier:
+def finish(out: Path, model: ProtoPNet, state: RunState, prepared: Prepared, display: Display) -> Classifier:
     """Model, prototypes, test accuracy (looked at here for the first and only time) and report."""
-    assert progress.best_projection is not None
+    assert state.best_projection is not None
     dataset, test = prepared.dataset, prepared.images["test"]
     layer = model.prototype_layer
     heads = [(layer, model.last_layer.weight)]
-    if progress.best_unsolved_KP is not None:
+    if state.best_unsolved_KP is not None:
         # For reading only: what projection and last layer did to the accuracy, which the run told on validation images.
-        unsolved_KP = progress.best_unsolved_KP.to(test.device)
+        unsolved_KP = state.best_unsolved_KP.to(test.device)
         before = layer.with_prototypes(layer.unprojected_PDhw.flatten(1), layer.class_P)
         heads += [(before, unsolved_KP), (layer, unsolved_KP)]
     with display.task("test images") as advance:
         latents = latents_of(model, own_batches_of(test, advance))
         logits_NK, *unsolved = logits_by(heads, latents, len(test), test.device)
     val_NK = classify_images(model, prepared.images["val"])
-    metrics = progress.metrics
+    metrics = state.metrics
     if unsolved:
         measured = [measure(unsolved_NK, test.label_N) for unsolved_NK in unsolved]
         metrics = [*metrics, {"stage": "test_projection", "before": measured[0], "after": measured[1]}]
@@ -261,7 +262,7 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: Prepared, 
     save_tensors(out / run_dir.MODEL, model.state_dict())
     sources = (dataset.train, dataset.root, prepared.sha256, dataset.classes)
     with display.task("pictures of prototypes") as advance:
-        save_prototypes(out, draw_prototypes(out, model, progress.best_projection, *sources, advance))
+        save_prototypes(out, draw_prototypes(out, model, state.best_projection, *sources, advance))
     classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)
     run_dir.drop_checkpoints(out)
     barrier()
