@@ -45,6 +45,12 @@ def test_configuration_survives_json(preset: str) -> None:
     assert from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
+def test_the_configuration_of_an_older_run_may_name_options_that_are_gone() -> None:
+    saved = resolve("paper").to_dict()
+    saved["train"] |= {"warm_views": 3, "warm_up": 0.1}
+    assert from_dict(saved) == resolve("paper")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
