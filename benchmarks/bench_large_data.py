@@ -40,7 +40,8 @@ def measure(root: Path, cache_file: Path) -> dict[str, float]:
 
     from likethat.data.cache import load_dataset
     from likethat.data.check import check_dataset
-    from likethat.data.dataset import fingerprint, open_dataset
+    from likethat.data.dataset import fingerprint
+    from likethat.data.formats import open_dataset
 
     seconds = {}
 

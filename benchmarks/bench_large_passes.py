@@ -78,16 +78,17 @@ def measure(folder: Path, count: int, case: type[Small] | type[Full]) -> dict[st
 
     from likethat.config import resolve
     from likethat.data.loaders import Images
+    from likethat.inference import memory_map, score_cache
+    from likethat.inference.nearest import nearest_patches
     from likethat.models.baseline import PlainClassifier
     from likethat.models.protopnet import create_protopnet
-    from likethat.training import choose, last_layer_problem, project, prune, room, score_cache
+    from likethat.training import choose, last_layer_problem, project, prune
     from likethat.training.last_layer import solve_last_layer
-    from likethat.training.nearest import nearest_patches
 
     if case is Small:
         choose.MOST_BYTES = project.MOST_BYTES = last_layer_problem.BLOCK = BOUND
         prune.BLOCK = BOUND // 4  # numbers
-    room.MEMORY_SHARE = 0.0
+    memory_map.MEMORY_SHARE = 0.0
     config = resolve(backbone="test_resnet", weights="none", input_size=case.side, latent_width=case.width)
     classes, shape = case.classes, (count, case.side, case.side, 3)
     model = create_protopnet(config.model, [case.per_class] * classes).eval()

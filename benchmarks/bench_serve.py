@@ -29,13 +29,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from likethat import run_dir
 from likethat.bench.measure import Goal, verdict
-from likethat.checkpoint import save_tensors, write_json
-from likethat.classifier import Prototype
 from likethat.config import resolve
 from likethat.models.protopnet import create_protopnet
-from likethat.run_dir import DataRecord, RunRecord
+from likethat.runs import layout
+from likethat.runs.atomic_files import save_tensors, write_json
+from likethat.runs.classifier import Prototype
+from likethat.runs.layout import DataRecord, RunRecord
 
 CLASSES, PER_CLASS, CLIENTS = 8, 10, 50
 ALONE_SECONDS = 10
@@ -55,12 +55,12 @@ def make_run(run: Path, backbone: str, **options: object) -> Path:
     (run / "prototypes").mkdir(parents=True)
     Image.new("RGB", (90, 70), "teal").save(run / "prototypes" / "part.jpg")
     RunRecord(config, record, (PER_CLASS,) * CLASSES).write(run)
-    save_tensors(run / run_dir.MODEL, model.state_dict())
+    save_tensors(run / layout.MODEL, model.state_dict())
     box, part = (10.0, 10.0, 50.0, 50.0), "prototypes/part.jpg"
     places = (box, box, None, 0.1, part, part, box)
     labels = [k for k in range(CLASSES) for _ in range(PER_CLASS)]
     prototypes = [Prototype(p, k, classes[k], "a.jpg", "", 0, 0, *places) for p, k in enumerate(labels)]
-    write_json(run / run_dir.PROTOTYPES, {"prototypes": [asdict(prototype) for prototype in prototypes]})
+    write_json(run / layout.PROTOTYPES, {"prototypes": [asdict(prototype) for prototype in prototypes]})
     return run
 
 

@@ -13,12 +13,12 @@ import torch
 from pixel_deletion import deletion_curves
 from torch import Tensor
 
-from likethat.classifier import load
 from likethat.data.loaders import to_unit
 from likethat.explaining.attribution import TITLES, attribute, flat
 from likethat.metrics.figure import bootstrap_interval
 from likethat.metrics.reveal import blurred
-from likethat.run_data import open_test_data
+from likethat.runs.classifier import load
+from likethat.runs.data import open_test_data
 
 SHARES = (0.02, 0.05, 0.1, 0.2)
 LEADING = 3

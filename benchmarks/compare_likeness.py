@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from likethat.classifier import Classifier, load
 from likethat.data.cache import decode_samples
 from likethat.data.dataset import DataSet
 from likethat.data.loaders import hold
+from likethat.inference.passes import score_images
 from likethat.metrics.conformal import conformal_figures
 from likethat.metrics.figure import Figure
 from likethat.metrics.reliability import calibration_figures
 from likethat.metrics.strangers import auroc, fpr95, stranger_figures
 from likethat.models.protopnet import logits_of_scores
-from likethat.run_data import open_strangers, open_test_data
-from likethat.training.engine import score_images
+from likethat.runs.classifier import Classifier, load
+from likethat.runs.data import open_strangers, open_test_data
 
 
 def scores_of(classifier: Classifier, dataset: DataSet) -> Tensor:

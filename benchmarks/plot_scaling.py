@@ -15,8 +15,8 @@ from likethat.bench.inference import inference_figures
 from likethat.bench.passes import pass_figures
 from likethat.bench.setting import Setting
 from likethat.bench.training import paper_figures
-from likethat.checkpoint import write_text
 from likethat.report.curves import nice_ticks
+from likethat.runs.atomic_files import write_text
 from likethat.runtime import exact_arithmetic, resolve_device
 
 PROTOTYPES, CLASSES, IMAGES = (200, 600, 2000, 6000, 20_000), (10, 50, 200, 1000, 2000), (64, 128, 256, 512)

@@ -10,17 +10,17 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from likethat.classifier import load
 from likethat.data.decode import Box
 from likethat.data.parts import PartTable, read_parts
-from likethat.explaining.heat import colour_table
-from likethat.explaining.render import draw_box
+from likethat.explaining.draw.heat import colour_table
+from likethat.explaining.draw.render import draw_box
 from likethat.metrics import decisive, degradation, gradients, misalignment, part_hits, purity, reveal, transformations
 from likethat.metrics.regions import centres, distance_to_box
 from likethat.metrics.response import moved_boxes
 from likethat.metrics.sweep import Batch, Subject, add_noise, sweep
 from likethat.progress import Display
-from likethat.run_data import open_test_data
+from likethat.runs.classifier import load
+from likethat.runs.data import open_test_data
 
 IMAGES = Path(__file__).parent / "images"
 SIDE, GAP, LINE = 132, 6, 18

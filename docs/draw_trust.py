@@ -11,18 +11,19 @@ import torch
 from draw_metrics import FONT, GAP, IMAGES, INK, LINE, SIDE, WHITE, strip
 from PIL import Image, ImageDraw
 
-from likethat.classifier import Classifier, load
 from likethat.data.dataset import DataSet
-from likethat.data.synth import make_birds
+from likethat.data.synthetic.field_guide import make_birds
 from likethat.explaining.attribution import TITLES
-from likethat.explaining.explanation import Explanation, Row, explain
-from likethat.explaining.heat import overlay
-from likethat.explaining.render import draw_box, fit, read_picture, scaled
+from likethat.explaining.draw.heat import overlay
+from likethat.explaining.draw.render import draw_box, fit, read_picture, scaled
+from likethat.explaining.explanation import Explanation, explain
+from likethat.explaining.scoring import Row
 from likethat.metrics.accuracy import logits_of
 from likethat.metrics.reliability import reliability
 from likethat.progress import Display
 from likethat.report.reliability import draw_reliability
-from likethat.run_data import open_run_data
+from likethat.runs.classifier import Classifier, load
+from likethat.runs.data import open_run_data
 
 ROWS = 2  # of each picture in the comparison of attributions
 

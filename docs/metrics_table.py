@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from likethat.checkpoint import read_json
 from likethat.metrics.figure import HIGHER, LOWER, Figure
+from likethat.runs.atomic_files import read_json
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Small real models and images shared by the tests."""
+"""What holds for all tests: seeds, the examples that are tried, and an environment without a user's settings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from likethat.config import resolve
-from likethat.data.loaders import Images
-from likethat.models.protopnet import ProtoPNet, create_protopnet
-
 SERVING = ("fastapi", "uvicorn", "python_multipart", "httpx", "schemathesis")
 MISSING = [name for name in SERVING if find_spec(name) is None]
-collect_ignore_glob = ["test_serve_*.py"] if MISSING else []
+collect_ignore_glob = ["serve/*"] if MISSING else []
 
 # Properties are tried on the same examples every time, however slow the machine: a failure is never by chance.
 # `pytest --hypothesis-profile default` looks for new ones.
@@ -38,15 +34,3 @@ def pytest_report_header() -> str | None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-def tiny_model(prototypes_of_class: list[int], **options: object) -> ProtoPNet:
-    """A ProtoPNet on timm's smallest ResNet, random weights, 3x3 map."""
-    settings = {"backbone": "test_resnet", "weights": "none", "input_size": 96, "latent_width": 16, **options}
-    return create_protopnet(resolve("paper", **settings).model, prototypes_of_class)
-
-
-def random_images(count: int, classes: int, size: int = 96) -> Images:
-    pixels = (torch.rand(count, size, size, 3) * 255).byte()
-    labels = torch.arange(count) % classes
-    return Images(pixels, labels, torch.device("cpu"))

@@ -1,70 +1,102 @@
-"""Imports go one way; --help needs no torch; no module grows beyond a head."""
+"""Imports go one way and in no circle; files and folders stay small; --help needs no torch; tests lie as modules do."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import likethat
 
 ROOT = Path(likethat.__file__).parent
+TESTS = Path(__file__).parent
 
-# From the ground up: a module imports from its own layer or from those before it, never from those after it.
-LAYERS = [
-    {"errors", "values", "config", "distributed", "runtime", "progress", "made", ""},
-    {"data"},
-    {"models", "checkpoint"},
-    {"run_dir"},
-    {"calibration"},
-    {"training"},
-    {"classifier", "plain", "hub", "model_card"},
-    {"explaining"},
-    {"metrics"},
-    {"report"},
-    {"tensorboard", "run_data", "pipeline", "summary", "demo", "interpretability_run"}
-    | {"shape", "prune_run", "combine_run", "baseline_run", "edit_run", "edit_model", "edit_history", "export_run"}
-    | {"estimator"},
-    {"serve"},
-    {"reproduction", "bench"},
-    {"verbs"},
-    {"cli"},
-    {"__main__"},
+# From the ground up: a module imports from its own room or from those before it, never from those after it.
+ROOMS = [
+    *("errors", "option_values", "config", "distributed", "runtime", "progress"),
+    *("data", "models", "runs", "inference", "training", "explaining", "metrics", "report", "workflows"),
+    *("estimator", "serve", "bench", "cli", "__main__"),
 ]
+MOST_LINES, MOST_MODULES, MOST_IN_ROOT = 320, 20, 10
+LISTS = ("metrics",)  # folders of like things, one file each, may be longer
 
 
-def layer_of(module: str) -> int:
-    first = module.removeprefix("likethat").lstrip(".").split(".")[0]
-    return next(number for number, layer in enumerate(LAYERS) if first in layer)
+def name_of(file: Path) -> str:
+    return ".".join(["likethat", *file.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
 
 
-def test_imports_go_one_way() -> None:
-    seen = set()
-    for file in ROOT.rglob("*.py"):
-        relative = file.relative_to(ROOT).with_suffix("")
-        module = ".".join(["likethat", *relative.parts]).removesuffix(".__init__")
-        if module == "likethat":
-            continue  # the public names, imported on first use
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [node.module] if isinstance(node, ast.ImportFrom) else []
-            if isinstance(node, ast.ImportFrom) and node.module == "likethat":
-                names = [f"likethat.{alias.name}" for alias in node.names if alias.name != "__version__"]
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            for name in names:
-                if name and name.startswith("likethat"):
-                    seen.add((module, name))
-                    assert layer_of(name) <= layer_of(module), f"{module} imports {name}, which is above it"
-    assert len(seen) > 30, "the walk found too few imports to mean anything"
+def imports_of(file: Path, modules: set[str]) -> set[str]:
+    """The modules that a file imports anywhere: at its head, in functions, for type checkers only."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in modules else str(node.module))
+    # `likethat` itself gives the version, and public names on first use.
+    return {name for name in found if name.startswith("likethat.")}
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """The imports of every module but `likethat` itself, which names the public functions and is above them all."""
+    files = {name_of(file): file for file in ROOT.rglob("*.py")}
+    found = {name: imports_of(file, set(files)) for name, file in files.items() if name != "likethat"}
+    assert sum(map(len, found.values())) > 500, "the walk found too few imports to mean anything"
+    unknown = {name for imported in found.values() for name in imported} - files.keys()
+    assert not unknown, "imported, but not there"
+    return found
+
+
+def room_of(module: str) -> int:
+    room = module.split(".")[1]
+    assert room in ROOMS, f"{room} has no place in the order of rooms"
+    return ROOMS.index(room)
+
+
+def test_imports_go_one_way(graph: dict[str, set[str]]) -> None:
+    for module, imported in graph.items():
+        for name in imported:
+            assert room_of(name) <= room_of(module), f"{module} imports {name}, which is above it"
+
+
+def test_imports_go_in_no_circle(graph: dict[str, set[str]]) -> None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imports go in a circle: {' <- '.join(error.args[1])}")
 
 
 def test_files_fit_in_a_head() -> None:
-    long = {str(file): lines for file in ROOT.rglob("*.py") if (lines := len(file.read_text().splitlines())) > 320}
-    assert not long
+    lines = {name_of(file): len(file.read_text().splitlines()) for file in ROOT.rglob("*.py")}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_folders_can_be_overlooked() -> None:
+    folders = {file.parent for file in ROOT.rglob("*.py")}
+    modules = {folder: len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) for folder in folders}
+    long = {folder for folder, count in modules.items() if count > MOST_MODULES}
+    assert {folder.name for folder in long} <= set(LISTS)
+    assert len(list(ROOT.glob("*.py"))) <= MOST_IN_ROOT
+
+
+def test_every_room_has_its_tests() -> None:
+    rooms = {folder.name for folder in ROOT.iterdir() if (folder / "__init__.py").is_file()}
+    tested = {file.parent.relative_to(TESTS) for file in TESTS.rglob("test_*.py")} - {Path()}
+    assert {folder.parts[0] for folder in tested} == rooms
+    assert [folder for folder in tested if not (ROOT / folder / "__init__.py").is_file()] == []
+    names = [file.name for file in TESTS.rglob("test_*.py")]
+    assert len(names) == len(set(names)), "pytest tells test files by their names alone"
 
 
 def test_help_answers_before_torch_is_imported() -> None:
-    code = "import sys; from likethat.cli import build_parser; build_parser(); print('torch' in sys.modules)"
+    code = "import sys; from likethat.cli.parser import build_parser; build_parser(); print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import TINY, likethat
+from helpers.runs import TINY, likethat
 
-from likethat.checkpoint import load_tensors
 from likethat.data.cache import decode_samples, load_dataset
-from likethat.data.dataset import open_dataset
-from likethat.data.synth import make_birds
+from likethat.data.formats import open_dataset
+from likethat.data.synthetic.field_guide import make_birds
+from likethat.runs.atomic_files import load_tensors
 
-CASE = Path(__file__).parent / "distributed_case.py"
+CASE = Path(__file__).parent / "helpers" / "distributed_case.py"
 OPTIONS = [*TINY, *"--batch-size 9 --classifier-epochs 2 --joint-epochs 1,1".split()]
 
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -42,7 +42,7 @@ def deadly(run_state, its_stage, *rest):
         os.kill(os.getpid(), signal.SIGKILL)
     return batch_costs(run_state, its_stage, *rest)
 loop.batch_costs = deadly
-from likethat.cli import main
+from likethat.cli.parser import main
 sys.exit(main(sys.argv[3:]))
 """
 
@@ -52,7 +52,7 @@ import hashlib, json, os, signal, sys
 from pathlib import Path
 from likethat import distributed
 from likethat.data import cache
-from likethat.data.dataset import open_dataset
+from likethat.data.formats import open_dataset
 from likethat.runtime import stop_on_signals
 folder, last = Path(sys.argv[2]), int(sys.argv[3])
 cache.WRITE_DOWN, told = 2, []

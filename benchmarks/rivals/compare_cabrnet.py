@@ -20,7 +20,7 @@ import torch
 
 from likethat.bench.measure import Goal, verdict
 from likethat.bench.setting import Setting
-from likethat.training.engine import EVAL_BATCH
+from likethat.inference.passes import EVAL_BATCH
 from likethat.training.losses import protopnet_costs
 from likethat.training.plan import set_mode
 from likethat.training.project import project

@@ -8,19 +8,19 @@ __version__ = "0.1.0"
 __all__ = ["Classifier", "ProtoPNetClassifier", "UserError", "__version__", "explain", "load", "train"]
 
 if TYPE_CHECKING:
-    from likethat.classifier import Classifier, load
     from likethat.errors import UserError
     from likethat.estimator import ProtoPNetClassifier
     from likethat.explaining.explanation import explain
-    from likethat.pipeline import train
+    from likethat.runs.classifier import Classifier, load
+    from likethat.workflows.train import train
 
 _HOMES = {
-    "Classifier": "classifier",
+    "Classifier": "runs.classifier",
     "ProtoPNetClassifier": "estimator",
     "UserError": "errors",
     "explain": "explaining.explanation",
-    "load": "classifier",
-    "train": "pipeline",
+    "load": "runs.classifier",
+    "train": "workflows.train",
 }
 
 

@@ -7,7 +7,7 @@ import sys
 # OpenMP reads this when torch is loaded, which happens inside the verbs.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from likethat.cli import main
+from likethat.cli.parser import main
 
 if __name__ == "__main__":
     sys.exit(main())

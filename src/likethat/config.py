@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
-from likethat.values import coerce
+from likethat.option_values import coerce
 
 AUTO_WIDTH = -1  # of the latent map: the run chooses it by cross-validation
 NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from likethat.classifier import Classifier, Source
 from likethat.config import options as known_options
 from likethat.data.check import map_in_threads
 from likethat.data.decode import read_image
 from likethat.data.folder import EXTENSIONS
 from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation, explain
-from likethat.pipeline import train
 from likethat.progress import Display
+from likethat.runs.classifier import Classifier, Source
+from likethat.workflows.train import train
 
 # Training holds images out to choose by (validation) and to report on (test). Who calls `fit` has test images of
 # his own, so one image of each class is enough here.

@@ -11,8 +11,8 @@ from PIL import Image
 
 from likethat.bench.measure import Figure, Goal, compare, in_turn
 from likethat.bench.setting import Setting
-from likethat.classifier import Classifier, Prototype
 from likethat.explaining.explanation import explain_batch
+from likethat.runs.classifier import Classifier, Prototype
 
 GOAL = Goal(1.5)
 SHARE = 0.01  # of the connections to other classes that are not zero

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from likethat.bench.measure import Figure, Goal, compare, in_turn
 from likethat.bench.setting import Setting
-from likethat.training.engine import mixed_precision
+from likethat.inference.passes import mixed_precision
 
 THROUGHPUT = Goal(0.95, at_least=True)
 

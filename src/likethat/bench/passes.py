@@ -6,8 +6,8 @@ import statistics
 
 from likethat.bench.measure import Figure, Goal, compare, compare_peaks, in_turn, with_peak
 from likethat.bench.setting import Setting
-from likethat.training.engine import classify_images
-from likethat.training.nearest import nearest_patches
+from likethat.inference.nearest import nearest_patches
+from likethat.inference.passes import classify_images
 from likethat.training.project import project
 
 GOAL = Goal(1.15)

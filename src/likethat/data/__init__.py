@@ -1,5 +1,1 @@
-"""Data sets: what lies where (dataset), what is wrong with it (check), and its pixels (decode, cache)."""
-
-from likethat.data.dataset import DataSet, Sample, open_dataset
-
-__all__ = ["DataSet", "Sample", "open_dataset"]
+"""Data sets: what lies where (dataset, formats), what is wrong with it (check), and its pixels (decode, cache)."""

@@ -43,41 +43,6 @@ class DataSet:
         return self.train + self.val + self.test
 
 
-def open_dataset(
-    path: str | Path,
-    *,
-    seed: int = 0,
-    full_images: bool = False,
-    val_fraction: float = 0.1,
-    test_fraction: float = 0.2,
-) -> DataSet:
-    """Reads an image folder, CUB-200-2011 or Stanford Cars; parts that are missing are held out of the training images.
-
-    `full_images` leaves the pictures whole where the data set has boxes to crop to.
-    """
-    # These modules build on this one.
-    from likethat.data.cars import find_cars, open_cars
-    from likethat.data.cub import find_cub, open_cub
-    from likethat.data.folder import open_folder
-
-    if not (val_fraction > 0 and test_fraction > 0 and val_fraction + test_fraction < 1):
-        raise UserError(
-            f"val_fraction {val_fraction} and test_fraction {test_fraction} must be above 0 and together below 1"
-        )
-    root = Path(path).expanduser().resolve()
-    if not root.exists():
-        raise UserError(f"{path} does not exist: give the folder that holds the images")
-    if not root.is_dir():
-        raise UserError(
-            f"{path} is a file: give the folder that holds the images (unpack it first if it is an archive)"
-        )
-    if cub_root := find_cub(root):
-        return open_cub(cub_root, seed=seed, full_images=full_images, val_fraction=val_fraction)
-    if cars_root := find_cars(root):
-        return open_cars(cars_root, seed=seed, full_images=full_images, val_fraction=val_fraction)
-    return open_folder(root, seed=seed, val_fraction=val_fraction, test_fraction=test_fraction)
-
-
 def hold_out(
     samples: Sequence[Sample], classes: Sequence[str], fractions: Sequence[float], *, seed: int
 ) -> list[tuple[Sample, ...]]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from likethat.data.dataset import DataSet, Sample, hold_out
+from likethat.data.folder_kinds import is_made
 from likethat.errors import UserError
-from likethat.made import is_made
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 PART_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}

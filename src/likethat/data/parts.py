@@ -13,8 +13,8 @@ import numpy as np
 from likethat.data.cub import find_cub, read_boxes, read_table
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.decode import Box, View
+from likethat.data.folder_kinds import GUIDE_FILE, PARTS_FILE
 from likethat.errors import UserError
-from likethat.made import GUIDE_FILE, PARTS_FILE
 
 HIDDEN = (np.nan,) * 4
 

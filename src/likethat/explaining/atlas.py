@@ -10,20 +10,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from likethat import run_dir
-from likethat.classifier import Classifier, Prototype
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import DataSet, Sample, fingerprint
 from likethat.data.decode import Box
 from likethat.distributed import join
 from likethat.errors import UserError
 from likethat.explaining.boxes import activation_boxes
+from likethat.explaining.draw.render import in_shares
 from likethat.explaining.latent import Latent, latent_space
-from likethat.explaining.render import in_shares
+from likethat.inference.nearest import NearestPatches, Search
+from likethat.inference.passes import own_batches_of_files
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance, Display
-from likethat.training.engine import own_batches_of_files
-from likethat.training.nearest import NearestPatches, Search
+from likethat.runs import layout
+from likethat.runs.classifier import Classifier, Prototype
 
 MIXED = 0.5  # purity below which neighbours are called mixed
 
@@ -98,7 +98,7 @@ def check_unchanged(classifier: Classifier, dataset: DataSet) -> None:
             f"{dataset.root / changed[0]}, which a prototype comes from, has changed or gone since training; "
             "restore the data, or say where it is with --data DATA."
         )
-    if fingerprint(dataset, sha256) != run_dir.read_record(classifier.path).data.fingerprint:
+    if fingerprint(dataset, sha256) != layout.read_record(classifier.path).data.fingerprint:
         raise UserError(
             f"The images under {dataset.root} are not those that {classifier.path} was trained on; restore them, or "
             "say where they are with --data DATA."

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from likethat.classifier import Classifier, Prepared
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import Sample
 from likethat.data.loaders import to_unit
@@ -25,6 +24,7 @@ from likethat.errors import UserError
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import EPSILON, SIMILARITIES, Similarity
 from likethat.progress import Advance
+from likethat.runs.classifier import Classifier, Prepared
 
 BATCH = 32
 NUMBERS = 4_000_000  # in one tensor of distances, which bounds the memory

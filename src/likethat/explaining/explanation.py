@@ -5,130 +5,31 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from likethat.calibration import Verdict
-from likethat.checkpoint import atomic_path, write_json
-from likethat.classifier import Classifier, Prepared, Source
-from likethat.data.decode import Box, View
+from likethat.data.decode import Box
 from likethat.errors import UserError
 from likethat.explaining.attribution import UPSAMPLING, check_method
 from likethat.explaining.boxes import PERCENTILE
+from likethat.explaining.draw.page import write_explanations
+from likethat.explaining.draw.render import png
+from likethat.explaining.draw.sheet import draw_sheet
 from likethat.explaining.matches import Match, find_matches
-from likethat.explaining.page import write_explanations
-from likethat.explaining.render import png, seen_part
-from likethat.explaining.sheet import draw_sheet
+from likethat.explaining.scoring import Row, ScoredPicture, Sheet, added_up
 from likethat.models.protopnet import Output, summed_logits
+from likethat.runs.atomic_files import atomic_path, write_json
+from likethat.runs.classifier import Classifier, Prepared, Source
 
 NEAREST = 10  # prototypes listed over all classes, as in the paper's analysis
 CLOSELY = 10  # prototypes of a class that are located by another attribution than upsampling: as many as pages show
-TOLERANCE = 1e-4  # of the logit, within which points must add up to it
 
 
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One line of a scoring sheet: similarity x weight = points."""
-
-    match: Match
-    weight: float
-    points: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.match.to_dict(), "weight": self.weight, "points": self.points}
-
-
-@dataclass(frozen=True, eq=False)
-class Sheet:
-    """All points of one class, most first. They add up to the logit."""
-
-    name: str
-    logit: float
-    probability: float
-    rows: tuple[Row, ...]
-
-    def main_rows(self, most: int) -> tuple[list[Row], int, float]:
-        """The rows that count most, in the sheet's order, the number of the others and the sum of their points."""
-        by_weight = sorted(self.rows, key=lambda row: -abs(row.points))
-        main = set(by_weight[:most])
-        rest = by_weight[most:]
-        return [row for row in self.rows if row in main], len(rest), sum(row.points for row in rest)
-
-    def to_dict(self) -> dict[str, Any]:
-        rows = [row.to_dict() for row in self.rows]
-        return {"name": self.name, "logit": self.logit, "probability": self.probability, "rows": rows}
-
-
-@dataclass(frozen=True, eq=False)
-class Explanation:
-    """The scoring sheets of a picture's likeliest classes and its nearest prototypes."""
-
-    path: str | None  # None for a picture that came without one
-    image: Image  # upright
-    view: View
-    classes: tuple[Sheet, ...]  # likeliest first
-    nearest: tuple[Match, ...]
-    rival: str | None  # the class that the prediction is compared with, if one was asked for
-    run: Path  # where the prototypes' pictures are
-    verdict: Verdict | None = None  # of a run that was calibrated
-    attribution: str = UPSAMPLING  # how the parts of the picture were found
-
-    @property
-    def predicted(self) -> Sheet:
-        return self.classes[0]
-
-    @property
-    def heading(self) -> str:
-        """What the predicted class's name is introduced with."""
-        return "The least unlike class is" if self.verdict and self.verdict.abstains else "This picture looks like"
-
-    def sheet(self, name: str) -> Sheet:
-        return next(sheet for sheet in self.classes if sheet.name == name)
-
-    def difference(self) -> Sheet:
-        """What each prototype adds to the predicted class's lead over the rival: a sheet of the two's differences."""
-        if self.rival is None:
-            raise UserError("There is no class to compare with; ask for one with against=CLASS.")
-        return self.compare(self.predicted.name, self.rival)
-
-    def compare(self, name: str, other: str) -> Sheet:
-        """What each prototype adds to the lead of one explained class over another."""
-        best, rival = self.sheet(name), self.sheet(other)
-        weights = {row.match: row.weight for row in best.rows}
-        for row in rival.rows:
-            weights[row.match] = weights.get(row.match, 0.0) - row.weight
-        rows = [Row(match, weight, match.similarity * weight) for match, weight in weights.items() if weight]
-        lead = best.logit - rival.logit
-        in_order = _added_up(rows, lead, abs(best.logit) + abs(rival.logit))
-        return Sheet(f"{best.name} − {rival.name}", lead, best.probability - rival.probability, in_order)
-
-    def to_dict(self, maps: bool = False) -> dict[str, Any]:
-        """The explanation as a JSON document; with `maps`, every prototype's similarity map by its id."""
-        document: dict[str, Any] = {
-            "path": self.path,
-            "predicted": self.predicted.name,
-            **({"verdict": self.verdict.to_dict()} if self.verdict else {}),
-            "attribution": self.attribution,
-            "classes": [sheet.to_dict() for sheet in self.classes],
-            "nearest": [match.to_dict() for match in self.nearest],
-        }
-        if self.rival is not None:
-            document["against"] = self.rival
-            document["difference"] = [row.to_dict() for row in self.difference().rows]
-        if maps:
-            matches = [*self.nearest, *(row.match for sheet in self.classes for row in sheet.rows)]
-            document["maps"] = {match.prototype.id: match.map_HW.tolist() for match in matches}
-        return document
-
-    @cached_property
-    def picture(self) -> Image:
-        """What the network saw of the picture, with the proportions it has in the file."""
-        return seen_part(self.image, self.view)
+class Explanation(ScoredPicture):
+    """A picture's scoring sheets, which can be drawn and saved."""
 
     def figure(self, colours: str = "ember") -> Image:
         """The scoring sheets as a picture; colours='jet' gives the paper's rainbow."""
@@ -275,14 +176,6 @@ def _sheets(
         connected_p = weight_P.nonzero()[:, 0]
         weights = zip(connected_p.tolist(), weight_P[connected_p].tolist(), strict=True)
         rows = [Row(matches[p], weight, matches[p].similarity * weight) for p, weight in weights]
-        in_order = _added_up(rows, logits[label], abs(logits[label]))
+        in_order = added_up(rows, logits[label], abs(logits[label]))
         sheets.append(Sheet(classes[label], logits[label], probabilities[label], in_order))
     return tuple(sheets)
-
-
-def _added_up(rows: list[Row], total: float, scale: float) -> tuple[Row, ...]:
-    """The rows with most points first, once it is sure that they add up to what the network computed."""
-    error = abs(sum(row.points for row in rows) - total)
-    if not error <= TOLERANCE * max(1.0, scale):
-        raise AssertionError(f"points differ from the logit {total} by {error}: the scoring sheet would be wrong")
-    return tuple(sorted(rows, key=lambda row: (-row.points, row.match.prototype.id)))

@@ -2,58 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from likethat.classifier import Classifier, Prediction, Prepared
 from likethat.data.check import map_in_threads
 from likethat.data.decode import ImageError, View
-from likethat.data.folder import EXTENSIONS
+from likethat.data.folder_kinds import EXPLANATIONS
+from likethat.data.pictures import Skipped
 from likethat.explaining.attribution import UPSAMPLING
+from likethat.explaining.draw.render import shrink
 from likethat.explaining.explanation import USUAL, Explanation, Options, explain_batch
-from likethat.explaining.render import shrink
-from likethat.made import EXPLANATIONS, is_made
 from likethat.progress import Advance
+from likethat.runs.classifier import Classifier, Prediction, Prepared
 
 PAGE, DATA = EXPLANATIONS
 BATCH = 16
 KEPT_SIDE = 640  # pixels kept of an explained picture, more than pages and sheets show
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A file that is no picture, or none that can be read."""
-
-    path: str
-    reason: str
-
-
-def find_pictures(sources: Sequence[str]) -> tuple[list[str], list[Skipped]]:
-    """Files as they are named and all pictures in folders, at any depth; what folders hold besides is skipped, and so
-    are runs and the like in them, whose pictures are likethat's own."""
-    found: dict[str, None] = {}  # in order, each once
-    skipped: list[Skipped] = []
-    for source in sources:
-        if not os.path.isdir(source):
-            found[source] = None
-            continue
-        files = []
-        for folder, inside, names in os.walk(source):
-            made = [name for name in inside if is_made(Path(folder, name))]
-            skipped += [Skipped(os.path.join(folder, name), "likethat made that folder") for name in sorted(made)]
-            inside[:] = [name for name in inside if name not in made]
-            files += [os.path.join(folder, name) for name in names]
-        files.sort()
-        pictures = [file for file in files if Path(file).suffix.lower() in EXTENSIONS]
-        found.update(dict.fromkeys(pictures))
-        others = sorted(set(files) - set(pictures))
-        skipped += [Skipped(file, "its name does not end like a picture's") for file in others]
-        if not files:
-            skipped.append(Skipped(source, "the folder is empty"))
-    return list(found), skipped
 
 
 def predict_files(

@@ -10,18 +10,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from likethat import run_dir
-from likethat.checkpoint import write_json
-from likethat.classifier import Prototype
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import Sample
 from likethat.data.decode import Box, View, read_image, to_input
 from likethat.data.loaders import to_unit
 from likethat.errors import UserError
 from likethat.explaining.boxes import activation_boxes, cell_box
-from likethat.explaining.render import jpeg, seen_part, shrink
+from likethat.explaining.draw.render import jpeg, seen_part, shrink
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
+from likethat.runs import layout
+from likethat.runs.atomic_files import write_json
+from likethat.runs.classifier import Prototype
 from likethat.training.project import Projection
 
 CROP_SIDE, SOURCE_SIDE = 160, 256  # pixels of the small pictures, at most
@@ -30,7 +30,7 @@ BATCH = 32
 
 def save_prototypes(run: Path, prototypes: Sequence[Prototype]) -> None:
     """Writes prototypes.json, once the pictures are drawn; those of an earlier projection go."""
-    write_json(run / run_dir.PROTOTYPES, {"prototypes": [asdict(prototype) for prototype in prototypes]})
+    write_json(run / layout.PROTOTYPES, {"prototypes": [asdict(prototype) for prototype in prototypes]})
     _remove_others(run, prototypes)
 
 
@@ -55,7 +55,7 @@ def draw_prototypes(
     names = source_names((sha256[samples[image].path], samples[image].box) for image in of_image)
     columns = (layer.class_P, projection.row_P, projection.column_P, projection.moved_P)
     facts_P = list(zip(*(column.tolist() for column in columns), strict=True))
-    (run / run_dir.PICTURES).mkdir(parents=True, exist_ok=True)
+    (run / layout.PICTURES).mkdir(parents=True, exist_ok=True)
 
     prototypes: list[Prototype] = []
     images = list(of_image)
@@ -85,7 +85,7 @@ def draw_prototypes(
                     box=view.to_file(box),
                     crop_to=sample.box,
                     moved=moved,
-                    crop=f"{run_dir.PICTURES}/{p:04d}.jpg",
+                    crop=f"{layout.PICTURES}/{p:04d}.jpg",
                     source=name,
                     source_box=(box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y),
                 )
@@ -109,7 +109,7 @@ def source_names(pictures: Iterable[tuple[str, Box | None]]) -> dict[tuple[str, 
     names: dict[tuple[str, Box | None], str] = {}
     taken: dict[str, Box | None] = {}
     for sha256, box in pictures:
-        stem, copy = f"{run_dir.PICTURES}/source-{sha256[:12]}", 1
+        stem, copy = f"{layout.PICTURES}/source-{sha256[:12]}", 1
         name = f"{stem}.jpg"
         while taken.setdefault(name, box) != box:
             copy += 1
@@ -138,6 +138,6 @@ def _write(path: Path, data: bytes) -> None:
 def _remove_others(run: Path, prototypes: Sequence[Prototype]) -> None:
     """Pictures of prototypes from an earlier projection."""
     used = {run / name for prototype in prototypes for name in (prototype.crop, prototype.source)}
-    for path in (run / run_dir.PICTURES).glob("*.jpg"):
+    for path in (run / layout.PICTURES).glob("*.jpg"):
         if path not in used:
             path.unlink()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from likethat.classifier import Classifier
+from likethat.runs.classifier import Classifier
 
 ROWS = 256  # of the matrix of distances in memory at a time
 SAME = 1e-4  # of a prototype's mean length: what is nearer than this is the same prototype

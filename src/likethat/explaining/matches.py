@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from likethat.classifier import Classifier, Prepared, Prototype
 from likethat.data.decode import Box
 from likethat.data.loaders import to_unit
 from likethat.explaining.attribution import UPSAMPLING, attribute
 from likethat.explaining.boxes import activation_boxes
-from likethat.explaining.render import in_shares
+from likethat.explaining.draw.render import in_shares
 from likethat.models.protopnet import Output
+from likethat.runs.classifier import Classifier, Prepared, Prototype
 
 
 @dataclass(frozen=True, eq=False)

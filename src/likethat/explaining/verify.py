@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from likethat.classifier import Classifier, Prototype
 from likethat.data.decode import ImageError, read_image, to_input
 from likethat.data.loaders import to_unit
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
+from likethat.runs.classifier import Classifier, Prototype
 
 TOLERANCE = 1e-4
 BATCH = 32

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from likethat.classifier import Classifier
 from likethat.data.dataset import Sample
-from likethat.plain import PlainRun
+from likethat.inference.passes import join_logits, measure, own_batches_of_files
 from likethat.progress import Display
-from likethat.training.engine import join_logits, measure, own_batches_of_files
+from likethat.runs.baseline import PlainRun
+from likethat.runs.classifier import Classifier
 
 
 @dataclass(frozen=True)

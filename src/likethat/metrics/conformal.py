@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from likethat.calibration import LEVEL, Calibration, likeness_of
 from likethat.metrics.figure import LOWER, NEITHER, About, Figure
+from likethat.runs.calibration import LEVEL, Calibration, likeness_of
 
 LEVELS = (0.8, 0.9, LEVEL)
 GROUP, SOURCE = "trust", "Vovk et al. 2005"

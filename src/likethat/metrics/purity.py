@@ -18,11 +18,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from likethat.inference.nearest import Search
 from likethat.metrics.figure import HIGHER, About, Figure
 from likethat.metrics.part_hits import NO_PARTS
 from likethat.metrics.regions import boxes_of_maps, centres
 from likethat.metrics.sweep import Batch, Metric, Subject
-from likethat.training.nearest import Search
 
 NEAREST = 10
 PATCH = 32 / 224  # of the picture: side of a patch, at most

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from likethat.calibration import LEVEL, Calibration, likeness_of
 from likethat.metrics.figure import HIGHER, LOWER, RESAMPLES, About, Figure
+from likethat.runs.calibration import LEVEL, Calibration, likeness_of
 
 GROUP, SOURCE = "trust", "Hendrycks, Gimpel 2017"
 AUROC = About("AUROC of likeness, known against other pictures", HIGHER, GROUP, SOURCE)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from likethat.classifier import Classifier
 from likethat.data.cache import CHUNK, decode_chunk
 from likethat.data.dataset import Sample
 from likethat.data.loaders import hold
@@ -25,6 +24,7 @@ from likethat.data.parts import PartTable
 from likethat.metrics.figure import Figure
 from likethat.metrics.regions import Reading
 from likethat.progress import Display
+from likethat.runs.classifier import Classifier
 from likethat.runtime import seed_for
 
 Result = TypeVar("Result")

@@ -12,16 +12,16 @@ from typing import Any
 
 from PIL import Image
 
-from likethat.checkpoint import write_text
-from likethat.classifier import Prototype
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import Sample
 from likethat.data.decode import Box, View, read_image, to_input
+from likethat.data.folder_kinds import ATLAS
 from likethat.explaining.atlas import Atlas, Entry, Neighbour
-from likethat.explaining.page import write_page
-from likethat.explaining.render import in_shares, read_picture, seen_part, shrink
-from likethat.made import ATLAS
+from likethat.explaining.draw.page import write_page
+from likethat.explaining.draw.render import in_shares, read_picture, seen_part, shrink
 from likethat.progress import Advance
+from likethat.runs.atomic_files import write_text
+from likethat.runs.classifier import Prototype
 
 (PAGE, DATA), PICTURES = ATLAS, "pictures"
 BUDGET = 30_000_000  # bytes for all pictures that neighbours lie in: an atlas of thousands is still easy to send

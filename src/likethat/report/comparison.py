@@ -9,15 +9,16 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from likethat.classifier import Classifier, Source
 from likethat.data.decode import Box, to_input
 from likethat.data.loaders import to_unit
 from likethat.errors import UserError
-from likethat.explaining.explanation import Explanation, Row, explain
-from likethat.explaining.heat import overlay
-from likethat.explaining.render import fit, read_picture, scaled
-from likethat.explaining.sheet import ACCENT, MARGIN, SCALE, SOFT, WIDTH, Canvas, one_line
-from likethat.plain import PlainRun
+from likethat.explaining.draw.heat import overlay
+from likethat.explaining.draw.render import fit, read_picture, scaled
+from likethat.explaining.draw.sheet import ACCENT, MARGIN, SCALE, SOFT, WIDTH, Canvas, one_line
+from likethat.explaining.explanation import Explanation, explain
+from likethat.explaining.scoring import Row
+from likethat.runs.baseline import PlainRun
+from likethat.runs.classifier import Classifier, Source
 
 COLOURS = ("#e11d48", "#2563eb", "#f59e0b")  # of the parts shown, most points first
 MOST_OVERLAP = 0.5  # of two parts shown; beyond it they are the same part

@@ -6,33 +6,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from likethat import run_dir
-from likethat.classifier import Classifier
+from likethat.explaining.draw.page import write_page
+from likethat.explaining.draw.pictures import Pictures
 from likethat.explaining.explanation import Explanation
-from likethat.explaining.page import write_page
-from likethat.explaining.pictures import Pictures
 from likethat.metrics.figure import wilson_interval
 from likethat.report.curves import HEIGHT, WIDTH, charts
 from likethat.report.measured import read_measured
 from likethat.report.path import draw_path
+from likethat.runs import layout
+from likethat.runs.classifier import Classifier
 
 MOST_INLINE = 60  # prototypes whose pictures a report holds itself; of more it names the files in the run folder
 
 
 def write_report(run: Path, classifier: Classifier, explanations: Sequence[Explanation]) -> Path:
     """report.html in the run folder: how good the model is, how it got there, what it looks for."""
-    metrics = run_dir.read_metrics(run)
+    metrics = layout.read_metrics(run)
     last = {entry.get("stage"): entry for entry in metrics}
     by_class = {name: [p for p in classifier.prototypes if p.class_name == name] for name in classifier.classes}
     weight_KP = classifier.weight_KP
-    record = run_dir.read_record(run)
+    record = layout.read_record(run)
     pruned = last.get("prune")
     folders = {run, *(run / folder for folder in record.member_folders())}
     inline = len(classifier.prototypes) <= MOST_INLINE
     # Two stores: pictures of the examples are defined once in the page, those of the gallery load when scrolled to.
     gallery, pictures = Pictures(inline), Pictures(inline)
     return write_page(
-        run / run_dir.REPORT,
+        run / layout.REPORT,
         "report.html",
         ["likethat.report"],
         name=run.resolve().name,
@@ -44,9 +44,9 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         if pruned and "path" in pruned
         else None,
         edit=last.get("edit"),
-        edits=run_dir.read_edits(run),
+        edits=layout.read_edits(run),
         cycles=_cycles(metrics),
-        seconds=sum(entry.get("seconds", 0.0) for folder in folders for entry in run_dir.read_metrics(folder)),
+        seconds=sum(entry.get("seconds", 0.0) for folder in folders for entry in layout.read_metrics(folder)),
         charts=charts(metrics),
         chart_size=(WIDTH, HEIGHT),
         pieced=record.config.augment.cutmix > 0 and "joint" in last,
@@ -66,10 +66,10 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
 
 def write_plain_report(run: Path, backbone: str, classes: Sequence[str]) -> Path:
     """report.html of a baseline."""
-    metrics = run_dir.read_metrics(run)
+    metrics = layout.read_metrics(run)
     test = metrics[-1]
     return write_page(
-        run / run_dir.REPORT,
+        run / layout.REPORT,
         "plain.html",
         ["likethat.report"],
         name=run.resolve().name,
@@ -77,7 +77,7 @@ def write_plain_report(run: Path, backbone: str, classes: Sequence[str]) -> Path
         interval=_interval(test),
         backbone=backbone,
         classes=classes,
-        counts=run_dir.read_record(run).data.counts,
+        counts=layout.read_record(run).data.counts,
         charts=charts(metrics),
         chart_size=(WIDTH, HEIGHT),
         cycles=(),

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from likethat import run_dir
-from likethat.checkpoint import read_json
-from likethat.classifier import Prototype
 from likethat.errors import UserError
 from likethat.metrics.figure import Figure
 from likethat.metrics.reliability import Bin
 from likethat.report.reliability import draw_reliability
+from likethat.runs import layout
+from likethat.runs.atomic_files import read_json
+from likethat.runs.classifier import Prototype
 
 SHOWN = 5  # best prototypes, and as many worst
 
@@ -38,7 +38,7 @@ class Measured:
 
 def read_measured(run: Path, prototypes: Sequence[Prototype]) -> Measured | None:
     """What `evaluate --interpretability` left in the run folder; None before."""
-    path = run / run_dir.INTERPRETABILITY
+    path = run / layout.INTERPRETABILITY
     if not path.is_file():
         return None
     document: dict[str, Any] = read_json(path)

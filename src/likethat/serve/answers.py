@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from likethat.classifier import Classifier, Prepared
 from likethat.data.decode import View
-from likethat.explaining.explanation import Explanation, Match, Options, Sheet, explain_outputs
-from likethat.explaining.page import MOST_ROWS
-from likethat.explaining.pictures import Pictures
+from likethat.explaining.draw.page import MOST_ROWS
+from likethat.explaining.draw.pictures import Pictures
+from likethat.explaining.explanation import Explanation, Options, explain_outputs
+from likethat.explaining.matches import Match
+from likethat.explaining.scoring import Sheet
 from likethat.models.protopnet import Output, summed_logits
+from likethat.runs.classifier import Classifier, Prepared
 from likethat.serve.catalogue import Catalogue
 from likethat.serve.store import Kept
 

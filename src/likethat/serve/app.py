@@ -11,8 +11,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from likethat import __version__
-from likethat.classifier import Classifier
 from likethat.errors import UserError
+from likethat.runs.classifier import Classifier
 from likethat.serve.api import api_routes
 from likethat.serve.corrections import Corrections
 from likethat.serve.edits import edit_routes

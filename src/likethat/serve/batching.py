@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from likethat.classifier import Classifier, Prepared
 from likethat.models.protopnet import Output
+from likethat.runs.classifier import Classifier, Prepared
 from likethat.serve.problems import Refused
 
 T = TypeVar("T")

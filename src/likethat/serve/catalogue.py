@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from likethat.classifier import Classifier, Prototype
-from likethat.explaining.render import in_shares, read_picture
+from likethat.explaining.draw.render import in_shares, read_picture
 from likethat.report.atlas import DATA, PICTURES
+from likethat.runs.classifier import Classifier, Prototype
 from likethat.serve.problems import Refused
 
 ATLAS = "atlas"  # the folder in the run where `likethat atlas` leaves what it found

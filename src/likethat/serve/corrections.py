@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from likethat import run_dir
-from likethat.classifier import Prepared
-from likethat.edit_history import Edit
-from likethat.edit_run import Editor, open_editor
-from likethat.explaining.render import jpeg
+from likethat.explaining.draw.render import jpeg
 from likethat.progress import Display
+from likethat.runs import layout
+from likethat.runs.classifier import Prepared
 from likethat.serve.catalogue import Catalogue
 from likethat.serve.neighbours import Neighbours
 from likethat.serve.problems import Refused
 from likethat.serve.work import DONE, Work
 from likethat.training.candidates import Candidate
+from likethat.workflows.edit.editor import Editor, open_editor
+from likethat.workflows.edit.history import Edit
 
 T = TypeVar("T")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,62}[A-Za-z0-9]")
@@ -79,7 +79,7 @@ class Corrections:
         if self.editor is None or self.catalogue is None:
             return head
         editor = self.editor
-        earlier = [{**line, "text": str(Edit(**line))} for line in run_dir.read_edits(self.run)]
+        earlier = [{**line, "text": str(Edit(**line))} for line in layout.read_edits(self.run)]
         return {
             **head,
             "before": editor.start.val,

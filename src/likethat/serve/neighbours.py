@@ -6,11 +6,11 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from likethat.classifier import Classifier
 from likethat.explaining.atlas import check_unchanged, make_atlas
 from likethat.progress import Display
 from likethat.report.atlas import write_atlas
-from likethat.run_data import open_run_data
+from likethat.runs.classifier import Classifier
+from likethat.runs.data import open_run_data
 from likethat.serve.catalogue import ATLAS, Catalogue, read_atlas
 from likethat.serve.work import Work
 

@@ -13,10 +13,10 @@ from fastapi.responses import HTMLResponse, Response
 
 from likethat.explaining.attribution import TITLES, UPSAMPLING, check_method
 from likethat.explaining.boxes import PERCENTILE
+from likethat.explaining.draw.heat import colour_table
+from likethat.explaining.draw.page import render_explanation
+from likethat.explaining.draw.render import png
 from likethat.explaining.explanation import Explanation, Options
-from likethat.explaining.heat import colour_table
-from likethat.explaining.page import render_explanation
-from likethat.explaining.render import png
 from likethat.serve.answers import Question
 from likethat.serve.api import find_prototype
 from likethat.serve.problems import Refused
@@ -55,7 +55,7 @@ def static_files() -> dict[str, bytes]:
     """All of them in memory: a name that is not among them has no file, however it is spelt."""
     folder = resources.files("likethat.serve") / "static"
     files = {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in KINDS}
-    base = resources.files("likethat.explaining") / "templates" / "style.css"
+    base = resources.files("likethat.explaining.draw") / "templates" / "style.css"
     return {**files, "base.css": base.read_bytes()}
 
 

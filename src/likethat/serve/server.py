@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from likethat.classifier import Classifier, Prepared
 from likethat.data.decode import ImageError
+from likethat.data.pictures import Skipped
 from likethat.explaining.explanation import Explanation, Options
-from likethat.explaining.files import Skipped
+from likethat.runs.classifier import Classifier, Prepared
 from likethat.serve.answers import Question, explained, page_document, ranking
 from likethat.serve.batching import Batcher, Slots, unless_gone
 from likethat.serve.catalogue import Catalogue

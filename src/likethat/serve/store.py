@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from PIL import Image
 
-from likethat.classifier import Prepared
-from likethat.explaining.render import jpeg
+from likethat.explaining.draw.render import jpeg
+from likethat.runs.classifier import Prepared
 from likethat.serve.limits import Limits
 from likethat.serve.problems import Refused
 

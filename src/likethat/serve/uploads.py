@@ -10,10 +10,10 @@ from fastapi import Request
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from likethat.classifier import Classifier, Prepared
 from likethat.data.decode import ImageError, read_image
+from likethat.explaining.draw.render import shrink
 from likethat.explaining.files import KEPT_SIDE
-from likethat.explaining.render import shrink
+from likethat.runs.classifier import Classifier, Prepared
 from likethat.serve.limits import Limits
 from likethat.serve.problems import Refused
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from likethat.inference.latents import Latents, score_latents
+from likethat.inference.source_image import cut_elsewhere
 from likethat.models.protopnet import ProtoPNet
 from likethat.training.choose import spread_choice
-from likethat.training.latents import Latents, score_latents
-from likethat.training.source_image import cut_elsewhere
 
 NEAR, SPREAD = 16, 48  # patches looked at: those most like the old prototype, and some spread over the class
 

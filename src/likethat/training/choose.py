@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from likethat.data.loaders import Images
 from likethat.distributed import join, own_part, total
+from likethat.inference.feature_maps import FeatureMaps, features_of, own_features_of
+from likethat.inference.passes import EVAL_BATCH, groups_within, scores_by
+from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores, reset_last_layer
 from likethat.progress import Advance
 from likethat.runtime import send
-from likethat.training.engine import EVAL_BATCH, groups_within, scores_by
-from likethat.training.feature_maps import FeatureMaps, features_of, own_features_of
 from likethat.training.project import Projection
-from likethat.training.source_image import leave_source_out
 
 ROUNDS = 15  # of k-means
 MOST_BYTES = 2**29  # of candidates in memory at a time

@@ -14,12 +14,12 @@ from torch import Tensor
 from likethat.config import Config
 from likethat.data.loaders import Images
 from likethat.distributed import first_says
+from likethat.inference.feature_maps import FeatureMaps, keep_feature_maps
+from likethat.inference.passes import logits_by, own_batches_of
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.training.choose import start_from_classifier
-from likethat.training.engine import logits_by, own_batches_of
-from likethat.training.feature_maps import FeatureMaps, keep_feature_maps
 
 WIDTHS = (128, 256, 512)  # the paper's
 FOLDS = 3

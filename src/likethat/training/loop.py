@@ -16,18 +16,18 @@ from likethat.config import Config
 from likethat.data.loaders import training_batches
 from likethat.distributed import same_model, world
 from likethat.errors import Interrupted, UserError
+from likethat.inference.passes import mixed_precision
+from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores
 from likethat.runtime import seed_for
 from likethat.training import stages
 from likethat.training.batches import FreshViews, Shown
 from likethat.training.course import Course
-from likethat.training.engine import mixed_precision
 from likethat.training.losses import Costs, CostsOf, classifier_costs, protopnet_costs, target_logits
 from likethat.training.parallel import average_gradients, synchronise_norms
 from likethat.training.plan import PlanEntry, make_plan, set_learning_rates, set_mode
 from likethat.training.project import check_enough_patches
-from likethat.training.source_image import leave_source_out
 from likethat.training.state import RunState, Saver, load_run_state
 from likethat.training.wrap_step import TakeStep, wrap_step
 

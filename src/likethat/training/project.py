@@ -11,11 +11,11 @@ from torch import Tensor
 from likethat.data.loaders import Images
 from likethat.distributed import join_nearest, own_part
 from likethat.errors import UserError
+from likethat.inference.passes import EVAL_BATCH, groups_within
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import squared_distances
 from likethat.progress import Advance
 from likethat.runtime import send
-from likethat.training.engine import EVAL_BATCH, groups_within
 
 MOST_BYTES = 2**28  # of candidates in memory at a time
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from likethat.config import TrainConfig
 from likethat.errors import UserError
+from likethat.inference.memory_map import make_file, map_file
+from likethat.inference.score_cache import BLOCK, WHAT
+from likethat.inference.source_image import leave_source_out
 from likethat.models.protopnet import logits_of_scores
 from likethat.training.last_layer import LastLayerSolution, solve_last_layer
 from likethat.training.last_layer_problem import data_gradient_of, make_problem
-from likethat.training.room import make_file, map_file
-from likethat.training.score_cache import BLOCK, WHAT
-from likethat.training.source_image import leave_source_out
 
 NEAREST, THRESHOLD = 6, 3  # the paper's k and tau
 MARGIN = 3e-5  # above the largest gradient; the solver leaves errors of 1e-5

@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from likethat import run_dir
-from likethat.checkpoint import copy_state
 from likethat.config import AUTO_WIDTH, Config
 from likethat.data.loaders import Images
 from likethat.errors import UserError
+from likethat.inference.passes import classify_images, last_layer_images, measure, mixed_precision
+from likethat.inference.score_cache import cached_scores
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import set_latent_width
+from likethat.runs import layout
+from likethat.runs.atomic_files import copy_state
 from likethat.training.choose import embed_sources, start_from_classifier
 from likethat.training.course import Course
-from likethat.training.engine import classify_images, last_layer_images, measure, mixed_precision
 from likethat.training.last_layer import solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
 from likethat.training.plan import PlanEntry
 from likethat.training.project import project
-from likethat.training.score_cache import cached_scores
 from likethat.training.state import RunState
 
 
@@ -111,7 +111,7 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
     views = last_layer_images(course.train, config)
     with (
         display.task("scores of the training images") as advance,
-        cached_scores(model, views, source_P, course.run / run_dir.SCORES, advance) as score_NP,
+        cached_scores(model, views, source_P, course.run / layout.SCORES, advance) as score_NP,
     ):
         solution = solve_last_layer(
             score_NP,

@@ -12,8 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from likethat import run_dir
-from likethat.checkpoint import (
+from likethat.config import TrainConfig
+from likethat.distributed import from_first, is_first, same_model
+from likethat.errors import UserError
+from likethat.models.baseline import PlainClassifier
+from likethat.models.protopnet import ProtoPNet, set_latent_width
+from likethat.runs import layout
+from likethat.runs.atomic_files import (
     load_optimizer_tensors,
     load_tensors,
     optimizer_tensors,
@@ -22,11 +27,6 @@ from likethat.checkpoint import (
     with_prefix,
     write_text,
 )
-from likethat.config import TrainConfig
-from likethat.distributed import from_first, is_first, same_model
-from likethat.errors import UserError
-from likethat.models.baseline import PlainClassifier
-from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.training.plan import start_stage
 from likethat.training.project import Projection
 
@@ -134,13 +134,13 @@ def save_run_state(state: RunState, run: Path) -> None:
     if state.best_unsolved_KP is not None:
         tensors["best_unsolved_KP"] = state.best_unsolved_KP
     document = {"format": FORMAT, **{name: getattr(state, name) for name in DOCUMENT}}
-    save_tensors(run / run_dir.STATE, tensors, document)
+    save_tensors(run / layout.STATE, tensors, document)
     write_metrics(run, state.metrics)
 
 
 def load_run_state(state: RunState, run: Path, config: TrainConfig) -> None:
     """Fill a fresh `state` with the saved one, where there is one."""
-    file = run / run_dir.STATE
+    file = run / layout.STATE
     if not file.is_file():
         return
     tensors, document = load_tensors(file)
@@ -170,4 +170,4 @@ def load_run_state(state: RunState, run: Path, config: TrainConfig) -> None:
 
 
 def write_metrics(run: Path, metrics: list[dict[str, Any]]) -> None:
-    write_text(run / run_dir.METRICS, "".join(json.dumps(record) + "\n" for record in metrics))
+    write_text(run / layout.METRICS, "".join(json.dumps(record) + "\n" for record in metrics))

@@ -1,0 +1,125 @@
+"""The command line. torch is imported inside the verbs, so that --help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import shlex
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+from likethat import __version__, distributed
+from likethat.cli.arguments import DONE, INTERRUPTED, USERS_MISTAKE
+from likethat.cli.verbs import (
+    atlas,
+    baseline,
+    bench,
+    calibrate,
+    certify,
+    combine,
+    compare,
+    data,
+    demo,
+    edit,
+    evaluate,
+    explain,
+    export,
+    info,
+    predict,
+    prune,
+    reproduce,
+    serve,
+    train,
+    verify,
+)
+from likethat.errors import Interrupted, UserError
+
+# In the order in which --help lists them.
+VERBS = (
+    demo,
+    train,
+    evaluate,
+    verify,
+    predict,
+    calibrate,
+    info,
+    data,
+    explain,
+    atlas,
+    certify,
+    prune,
+    combine,
+    edit,
+    export,
+    baseline,
+    compare,
+    serve,
+    reproduce,
+    bench,
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Complains as `errors.UserError` does: one sentence, exit code 2."""
+
+    def error(self, message: str) -> Any:
+        raise UserError(f"{message[0].upper()}{message[1:]}; see `{self.prog} --help`.")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="likethat", description="Image classifiers that explain themselves: this looks like that.")
+    parser.add_argument("--version", action="version", version=f"likethat {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for verb in VERBS:
+        verb.add(verbs)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Names that the output's encoding lacks, or that are not valid Unicode, are escaped, as stderr always does.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        args = build_parser().parse_args(arguments)
+        return _work_together(args) if distributed.launched() else int(args.function(args))
+    except UserError as error:
+        print(f"likethat{_process()}: {error}", file=sys.stderr)
+        return USERS_MISTAKE
+    except (Interrupted, KeyboardInterrupt):
+        print(f"likethat{_process()}: stopped{_how_to_go_on(arguments)}", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader went away, as `likethat info RUN | head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except (MemoryError, RuntimeError) as error:
+        # torch says so in a RuntimeError; other ones are defects of ours and keep their traceback.
+        if isinstance(error, RuntimeError) and "out of memory" not in str(error):
+            raise
+        print("likethat: out of memory; train with a smaller --batch-size or --input-size.", file=sys.stderr)
+        return USERS_MISTAKE
+
+
+def _work_together(args: argparse.Namespace) -> int:
+    """As one of the processes that torchrun started. The first one answers."""
+    if not args.together or getattr(args, "interpretability", False):
+        raise UserError("Only train, baseline, evaluate and atlas use several processes; start this without torchrun.")
+    with distributed.session(), open(os.devnull, "w", errors="replace") as nowhere:
+        stdout = sys.stdout if distributed.is_first() else nowhere
+        with redirect_stdout(stdout):
+            return int(args.function(args))
+
+
+def _process() -> str:
+    return f" (process {os.environ['RANK']})" if distributed.launched() else ""
+
+
+def _how_to_go_on(arguments: list[str]) -> str:
+    if arguments[:1] == ["reproduce"]:
+        return f"; go on with: {shlex.join(['likethat', *arguments])}"
+    if arguments[:1] not in (["train"], ["baseline"]):
+        return ""
+    kept = [word for word in arguments if word not in ("--resume", "--overwrite")]
+    return f"; go on with: {shlex.join(['likethat', *kept, '--resume'])}"

@@ -1,0 +1,183 @@
+"""Short answers for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from likethat.explaining.verify import Verification
+from likethat.metrics.accuracy import Evaluation
+from likethat.metrics.figure import HIGHER, LOWER, Figure
+from likethat.runs import layout
+from likethat.runs.baseline import PlainRun
+from likethat.runs.calibration import Calibration, conformal_threshold
+from likethat.runs.classifier import Classifier, Prediction
+from likethat.runs.describe import describe_run
+from likethat.workflows.edit.history import Edit
+
+SHOWN = 10  # rows of a long list
+
+
+def _console() -> Console:
+    return Console(highlight=False)
+
+
+def print_table(title: str, rows: list[tuple[str, str]]) -> None:
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))  # names of classes and prototypes are no markup
+    _console().print(table)
+
+
+def print_description(description: dict[str, Any]) -> None:
+    images = ", ".join(f"{count} {part}" for part, count in description["images"].items())
+    is_plain = "prototypes" not in description
+    rows = [
+        ("model", f"{'plain ' * is_plain}{description['backbone']}, preset {description['preset']}"),
+        ("data", f"{description['data']} ({description['kind']})"),
+        ("classes", f"{len(description['classes'])}"),
+        ("images", images),
+    ]
+    if not is_plain:
+        sources = description.get("source_images", "no")
+        rows.append(("prototypes", f"{description['prototypes']} from {sources} training images"))
+    rows.append(("training", f"{description['seconds']:.0f} s"))
+    if "edited_from" in description:
+        rows.append(("edited from", description["edited_from"]))
+    for name, value in description.get("validation", {}).items():
+        rows.append((f"validation {name.replace('_', ' ')}", f"{value:.1%}"))
+    if "connections_to_other_classes" in description:
+        rows.append(("connections to other classes", f"{description['connections_to_other_classes']}"))
+    if "test" in description:
+        test = description["test"]
+        rows.append(("test accuracy", f"{test['accuracy']:.1%} of {test['images']} images"))
+    if "calibrated_on" in description:
+        rows.append(("calibrated on", f"{description['calibrated_on']} images"))
+    for when, value in description.get("test_projection", {}).items():
+        rows.append((f"test {when} projection", f"{value:.1%}"))
+    if not description["finished"]:
+        command = "baseline" if is_plain else "train"
+        rows.append(("state", f"unfinished; resume it with `likethat {command} ... --resume`"))
+    print_table(f"Run {description['run']}", rows)
+
+
+def print_summary(classifier: Classifier | PlainRun) -> None:
+    print_description(describe_run(classifier.path))
+    print(f"Report: {(classifier.path / layout.REPORT).resolve()}")
+
+
+def print_evaluation(evaluation: Evaluation) -> None:
+    rows = [
+        ("accuracy", f"{evaluation.accuracy:.2%}"),
+        ("top-5 accuracy", f"{evaluation.top5_accuracy:.2%}"),
+        ("cross entropy", f"{evaluation.cross_entropy:.4f}"),
+    ]
+    worst = sorted(evaluation.by_class.items(), key=lambda item: item[1])[:3]
+    rows += [(f"class {name}", f"{value:.1%}") for name, value in worst if value < 1]
+    rows += [(f"{true} taken for {guess}", f"{count} times") for true, guess, count in evaluation.confusions[:3]]
+    print_table(f"{evaluation.images} images ({evaluation.part})", rows)
+
+
+def print_figures(figures: Sequence[Figure]) -> None:
+    """A table for each group of figures: value, interval, what is better, and what it was measured on."""
+    for group in dict.fromkeys(figure.group for figure in figures):
+        table = Table(title=group, title_justify="left")
+        for heading in ("", "value", "95 % interval", "better"):
+            table.add_column(heading, justify="right" if heading in ("value", "95 % interval") else "left")
+        table.add_column("measured on", style="dim", overflow="fold")
+        for figure in figures:
+            if figure.group == group:
+                better = {HIGHER: "↑", LOWER: "↓"}.get(figure.better, "")
+                table.add_row(figure.name, *figure.shown(), better, figure.note)
+        _console().print(table)
+
+
+def print_verification(verification: Verification) -> None:
+    for failure in verification.failures[:SHOWN]:
+        print(f"prototype {failure.prototype} ({failure.path}): {failure.reason}")
+    if len(verification.failures) > SHOWN:
+        print(f"... and {len(verification.failures) - SHOWN} more")
+    verdict = "every prototype is the training patch it names"
+    if not verification.passed:
+        verdict = f"{len({failure.prototype for failure in verification.failures})} prototypes are NOT proven"
+    print(
+        f"{verification.prototypes} prototypes from {verification.images} images, "
+        f"largest absolute error {verification.max_error:.1e}: {verdict}"
+    )
+
+
+def print_predictions(predictions: Sequence[tuple[str, Prediction]]) -> None:
+    for path, prediction in predictions:
+        print(f"{path}: {prediction.class_name} ({prediction.probability:.1%})")
+        if prediction.verdict:
+            print(f"  {prediction.verdict.sentence()}")
+
+
+def print_calibration(calibration: Calibration) -> None:
+    rows = []
+    for level in (0.8, 0.9, 0.95, 0.99):
+        threshold = conformal_threshold(calibration.nonconformity, level)
+        text = (
+            "too few images" if threshold == math.inf else f"classes with a probability of {1 - threshold:.1%} or more"
+        )
+        rows.append((f"prediction set at {level:.0%}", text))
+    print_table(f"Calibrated on {len(calibration.nonconformity)} images", rows)
+
+
+def print_pruning(pruned: dict[str, Any], out: Path) -> None:
+    removed = {name: count for name, count in pruned["removed"].items() if count}
+    rows = [(f"removed from {name}", f"{count}") for name, count in removed.items()]
+    rows += [
+        ("prototypes", f"{pruned['prototypes']} left, {sum(removed.values())} removed"),
+        ("connections", f"{pruned['connections']} are not zero"),
+        ("validation accuracy", f"{pruned['before']['accuracy']:.1%} before, {pruned['after']['accuracy']:.1%} after"),
+        ("test accuracy", f"{pruned['test']['accuracy']:.1%} of {pruned['test']['images']} images"),
+    ]
+    print_table(f"Run {out}", rows)
+    print(f"Report: {(out / layout.REPORT).resolve()}")
+
+
+def print_edits(edits: list[Edit], saved: dict[str, Any], out: Path) -> None:
+    rows = [(str(edit), _change(edit.before, edit.after)) for edit in edits]
+    rows += [
+        ("all edits", _change(saved["before"], saved["after"])),
+        ("prototypes", f"{saved['prototypes']}, {saved['connections']} connections are not zero"),
+        ("test accuracy", f"{saved['test']['accuracy']:.1%} of {saved['test']['images']} images"),
+    ]
+    print_table(f"Run {out}", rows)
+    print(f"Report: {(out / layout.REPORT).resolve()}")
+
+
+def _change(before: dict[str, float], after: dict[str, float]) -> str:
+    return f"validation accuracy {before['accuracy']:.1%} before, {after['accuracy']:.1%} after"
+
+
+def print_candidates(candidates: list[dict[str, Any]]) -> None:
+    """Those first that set their class apart best."""
+    for candidate in candidates:
+        print(
+            f"{candidate['candidate']}: {candidate['path']}, row {candidate['row']}, column {candidate['column']}; "
+            f"similarity {candidate['own']:.2f} to its class, {candidate['other']:.2f} to {candidate['other_class']}, "
+            f"{candidate['similarity']:.2f} to the prototype"
+        )
+    if not candidates:
+        print("The class has no other patch.")
+
+
+def print_combination(combined: dict[str, Any], out: Path) -> None:
+    rows = []
+    for member in combined["members"]:
+        alone = f"test accuracy {member['accuracy']:.1%}, " if "accuracy" in member else ""
+        rows.append((member["run"], f"{alone}{member['prototypes']} prototypes, {member['backbone']}"))
+    if "test" in combined:
+        rows.append(("together", f"test accuracy {combined['test']['accuracy']:.1%}"))
+    print_table(f"Run {out}", rows)
+    print(f"Report: {(out / layout.REPORT).resolve()}")

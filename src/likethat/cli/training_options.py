@@ -1,0 +1,48 @@
+"""The options of training: a flag for every field of the configuration, for each verb that trains."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+from likethat import config
+from likethat.cli.arguments import display_of
+
+
+def add_training_arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("data", metavar="DATA", help="image folder, CUB_200_2011 or Stanford Cars")
+    verb.add_argument("--out", type=Path, required=True, metavar="RUN", help="run folder to make")
+    verb.add_argument("--preset", default="default", help=f"{' or '.join(config.PRESETS)} (default: default)")
+    verb.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of the options below")
+    verb.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    verb.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    add_options(verb)
+
+
+def training_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """What `add_training_arguments` asked for, as the keywords of the functions that train."""
+    asked = {name: getattr(args, name) for name in ("preset", "device", "resume", "overwrite")}
+    chosen = {name: getattr(args, name) for name in config.options() if getattr(args, name) is not None}
+    return {**asked, "config_file": args.config, "display": display_of(args), **chosen}
+
+
+def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> None:
+    """A flag for every field of the configuration. Defaults are shown as the default preset has them."""
+    shown = config.resolve("default").to_dict()
+    groups = {section: verb.add_argument_group(f"{section} options") for section in config.SECTIONS}
+    for name, (section, entry, kind) in config.options().items():
+        if name in without:
+            continue
+        text = f"{entry.metadata['help']} (default: {_written(shown[section][name])})"
+        flag = "--" + name.replace("_", "-")
+        if kind is bool:
+            groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            metavar = "|".join(entry.metadata["choices"]) or name.split("_")[-1].upper()
+            groups[section].add_argument(flag, metavar=metavar, help=text)
+
+
+def _written(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

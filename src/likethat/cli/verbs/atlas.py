@@ -1,0 +1,46 @@
+"""`likethat atlas`: what every prototype looks for."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from likethat.cli.arguments import DONE, add_verb, display_of
+
+
+def atlas(args: argparse.Namespace) -> int:
+    """What every prototype looks for: the nearest patches in training and test pictures, as a page and as JSON."""
+    from likethat.data.folder_kinds import is_atlas
+    from likethat.distributed import is_first
+    from likethat.explaining.atlas import check_unchanged, make_atlas
+    from likethat.report.atlas import PAGE, write_atlas
+    from likethat.runs.atomic_files import whole_folder
+    from likethat.runs.classifier import load
+    from likethat.runs.data import open_run_data
+
+    classifier = load(args.run, args.device)
+    out: Path = args.out or args.run / "atlas"
+    display = display_of(args)
+    with whole_folder(out, is_atlas, overwrite=args.overwrite) if is_first() else nullcontext() as folder:
+        dataset = open_run_data(classifier, args.data)
+        check_unchanged(classifier, dataset)
+        made = make_atlas(classifier, dataset, args.k, display)
+        if folder is None:
+            return DONE
+        with display.task("drawing") as advance:
+            write_atlas(folder, made, advance)
+    print(
+        f"{len(made.entries)} prototypes: {len(made.mixed)} with mixed neighbours, {len(made.duplicates)} duplicates, "
+        f"{len(made.never_used)} never used"
+    )
+    print(f"Atlas: {(out / PAGE).resolve()}")
+    return DONE
+
+
+def add(verbs: Any) -> None:
+    verb = add_verb(verbs, "atlas", atlas, run=True, data=True, together=True)
+    verb.add_argument("--k", type=int, default=5, help="neighbours of each prototype (default: 5)")
+    verb.add_argument("--out", type=Path, metavar="DIR", help="folder to make (default: RUN/atlas)")
+    verb.add_argument("--overwrite", action="store_true", help="replace an earlier atlas in --out")

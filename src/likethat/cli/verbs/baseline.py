@@ -1,0 +1,23 @@
+"""`likethat baseline`: the plain counterpart of a ProtoPNet."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from likethat.cli.arguments import DONE, add_verb
+from likethat.cli.training_options import add_training_arguments, training_arguments
+
+
+def baseline(args: argparse.Namespace) -> int:
+    """Train the plain counterpart of a ProtoPNet, which does not explain itself."""
+    from likethat.cli.tables import print_summary
+    from likethat.workflows.baseline import train_baseline
+
+    print_summary(train_baseline(args.data, args.out, **training_arguments(args)))
+    return DONE
+
+
+def add(verbs: Any) -> None:
+    verb = add_verb(verbs, "baseline", baseline, together=True)
+    add_training_arguments(verb)

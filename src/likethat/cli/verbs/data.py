@@ -1,0 +1,59 @@
+"""`likethat data synth` and `likethat data check`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
+from likethat.errors import UserError
+
+
+def synth(args: argparse.Namespace) -> int:
+    """Make the embedded data set: field-guide birds whose distinguishing parts are known."""
+    from likethat.data.synthetic.field_guide import SPECIES, make_birds
+
+    if not 2 <= args.species <= len(SPECIES):
+        raise UserError(f"--species takes 2 to {len(SPECIES)}, not {args.species}.")
+    if args.dir.exists() and (not args.dir.is_dir() or any(args.dir.iterdir())):
+        raise UserError(f"{args.dir} is not empty; choose another folder.")
+    display = display_of(args)
+    with display.task("drawing birds") as advance:
+        make_birds(args.dir, species=args.species, seed=args.seed, progress=advance)
+    display.line(f"{args.dir}: {args.species} species, with their parts in parts.json")
+    return DONE
+
+
+def check(args: argparse.Namespace) -> int:
+    """Report every file that training would stumble over."""
+    from likethat.data.check import check_dataset
+    from likethat.data.dataset import PARTS
+    from likethat.data.formats import open_dataset
+
+    dataset = open_dataset(args.data)
+    with display_of(args).task("checking images") as advance:
+        report = check_dataset(dataset, progress=advance)
+    problems = [{"path": p.path, "kind": p.kind, "text": p.text, "warning": p.is_warning} for p in report.problems]
+    counts = {part: len(dataset.part(part)) for part in PARTS}
+
+    def show() -> None:
+        for problem in report.problems:
+            print(f"{'note' if problem.is_warning else 'problem'}: {problem}")
+        images = ", ".join(f"{count} {part}" for part, count in counts.items())
+        print(f"{dataset.kind}: {len(dataset.classes)} classes, images: {images}; {len(report.errors)} problems")
+
+    document = {"kind": dataset.kind, "classes": list(dataset.classes), "images": counts, "problems": problems}
+    answer(args, document, show)
+    return CHECK_FAILED if report.errors else DONE
+
+
+def add(verbs: Any) -> None:
+    group = verbs.add_parser("data", help="Make or check data sets.", description="Make or check data sets.")
+    data_verbs = group.add_subparsers(metavar="VERB", required=True)
+    verb = add_verb(data_verbs, "synth", synth, device=False)
+    verb.add_argument("dir", type=Path, metavar="DIR")
+    verb.add_argument("--species", type=int, default=8, help="how many species (default: 8)")
+    verb.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default: 0)")
+    verb = add_verb(data_verbs, "check", check, json=True, device=False)
+    verb.add_argument("data", metavar="DATA")

@@ -1,0 +1,49 @@
+"""`likethat evaluate`: accuracy and, on request, how good the explanations are."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from likethat.cli.arguments import DONE, add_verb, answer, display_of
+from likethat.errors import UserError
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """Accuracy of a run on its test images, or on other data; on request, how good its explanations are."""
+    if args.interpretability:
+        return _interpretability(args)
+    if args.ood:
+        raise UserError("Other pictures are a matter of --interpretability; add that, or leave out --ood.")
+    from likethat.cli.tables import print_evaluation
+    from likethat.runs.data import load_run
+    from likethat.workflows.evaluate import evaluate_run
+
+    evaluation = evaluate_run(load_run(args.run, args.device), args.data, display_of(args))
+    answer(args, evaluation.to_dict(), lambda: print_evaluation(evaluation))
+    return DONE
+
+
+def _interpretability(args: argparse.Namespace) -> int:
+    from likethat.cli.tables import print_evaluation, print_figures
+    from likethat.runs.classifier import Classifier
+    from likethat.runs.data import load_run
+    from likethat.workflows.interpretability import evaluate_interpretability
+
+    classifier = load_run(args.run, args.device)
+    if not isinstance(classifier, Classifier):
+        raise UserError(f"{args.run} is a plain classifier and has no explanations; leave out --interpretability.")
+    result = evaluate_interpretability(classifier, args.data, display_of(args), args.ood)
+
+    def show() -> None:
+        print_evaluation(result.evaluation)
+        print_figures(result.figures)
+
+    answer(args, result.to_dict(), show)
+    return DONE
+
+
+def add(verbs: Any) -> None:
+    verb = add_verb(verbs, "evaluate", evaluate, run=True, data=True, json=True, together=True)
+    verb.add_argument("--interpretability", action="store_true", help="measure the explanations too (docs/metrics.md)")
+    verb.add_argument("--ood", metavar="FOLDER", help="with it: pictures of other things, to be told from the known")

@@ -1,0 +1,78 @@
+"""`likethat explain`: why a picture got its class."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from likethat.cli.arguments import DONE, add_level, add_verb, answer, display_of, tell_skipped
+from likethat.errors import UserError
+
+
+def explain(args: argparse.Namespace) -> int:
+    """Why each picture got its class: scoring sheets as a page, as pictures and as JSON."""
+    from likethat.data.folder_kinds import is_explanations
+    from likethat.data.pictures import Skipped, find_pictures
+    from likethat.explaining.draw.page import write_explanations
+    from likethat.explaining.explanation import Options
+    from likethat.explaining.files import DATA, PAGE, explain_files, save_sheets, sheet_names
+    from likethat.runs.atomic_files import whole_folder, write_json
+    from likethat.runs.classifier import load
+
+    out: Path | None = args.out or (None if args.json else Path("explanations"))
+    with whole_folder(out, is_explanations, overwrite=args.overwrite) if out else nullcontext() as folder:
+        classifier = load(args.run, args.device)
+        paths, skipped = find_pictures(args.images)
+        names = sheet_names(paths) if folder else {}
+        options = Options(args.top_classes, args.against, level=args.level, attribution=args.attribution)
+        with display_of(args).task("explaining") as advance:
+            answers = explain_files(classifier, paths, options, advance)
+            answered = list(save_sheets(folder, answers, names, args.colours) if folder else answers)
+        skipped += [found for found in answered if isinstance(found, Skipped)]
+        explanations = [found for found in answered if not isinstance(found, Skipped)]
+        tell_skipped(skipped)
+        if not explanations:
+            raise UserError(
+                "Nothing was explained, since no picture was found; name pictures or folders with pictures."
+            )
+        images = [{**found.to_dict(args.maps), "sheet": names.get(found.path or "")} for found in explanations]
+        verdicts = {found.path: found.verdict for found in explanations}
+        document = {"images": images, "skipped": [vars(entry) for entry in skipped]}
+        if folder:
+            write_explanations(folder / PAGE, explanations, args.colours)
+            write_json(folder / DATA, document)
+
+    def show() -> None:
+        for image in images:
+            print(f"{image['path']}: {image['predicted']} ({image['classes'][0]['probability']:.1%})")
+            if verdict := verdicts.get(image["path"]):
+                print(f"  {verdict.sentence()}")
+        if out:
+            print(f"Page: {(out / PAGE).resolve()}")
+
+    answer(args, document, show)
+    return DONE
+
+
+def add(verbs: Any) -> None:
+    verb = add_verb(verbs, "explain", explain, run=True, json=True)
+    verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, or folder with pictures at any depth")
+    verb.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder to make (default: explanations, or none with --json)"
+    )
+    verb.add_argument("--overwrite", action="store_true", help="replace earlier explanations in --out")
+    verb.add_argument("--top-classes", type=int, default=3, metavar="N", help="classes explained (default: 3)")
+    verb.add_argument("--against", metavar="CLASS", help="also say why not this class")
+    add_level(verb)
+    verb.add_argument(
+        "--attribution",
+        choices=("upsampling", "gradient", "occlusion"),
+        default="upsampling",
+        help="how the parts of a picture are found: as in the paper (default), or finer and slower",
+    )
+    verb.add_argument("--maps", action="store_true", help="put the similarity maps into the JSON document")
+    verb.add_argument(
+        "--colours", choices=("ember", "jet"), default="ember", help="of activation maps (default: ember)"
+    )

@@ -1,0 +1,36 @@
+"""`likethat predict`: the class of each picture."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from likethat.cli.arguments import DONE, add_level, add_verb, answer, tell_skipped
+from likethat.errors import UserError
+
+
+def predict(args: argparse.Namespace) -> int:
+    """The class of each picture, with its probability."""
+    from likethat.cli.tables import print_predictions
+    from likethat.data.pictures import Skipped
+    from likethat.explaining.files import predict_files
+    from likethat.runs.classifier import load
+
+    answered = list(predict_files(load(args.run, args.device), args.images, args.level))
+    skipped = [found for found in answered if isinstance(found, Skipped)]
+    predictions = [
+        (path, found) for path, found in zip(args.images, answered, strict=True) if not isinstance(found, Skipped)
+    ]
+    tell_skipped(skipped)
+    if not predictions:
+        raise UserError("Nothing was predicted, since no picture was found; name pictures.")
+    images = [{"path": path, **prediction.to_dict()} for path, prediction in predictions]
+    document = {"images": images, "skipped": [vars(entry) for entry in skipped]}
+    answer(args, document, lambda: print_predictions(predictions))
+    return DONE
+
+
+def add(verbs: Any) -> None:
+    verb = add_verb(verbs, "predict", predict, run=True, json=True)
+    verb.add_argument("images", nargs="+", metavar="IMAGE")
+    add_level(verb)

@@ -1,0 +1,33 @@
+"""`likethat prune`: a run with fewer prototypes or connections."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from likethat.cli.arguments import DONE, add_out, add_verb, answer, display_of
+from likethat.errors import UserError
+
+
+def prune(args: argparse.Namespace) -> int:
+    """Remove prototypes that look like other classes, or connections beyond a budget; writes a new run."""
+    from likethat.cli.tables import print_pruning
+    from likethat.workflows.prune import prune
+
+    rule = {name: getattr(args, name) for name in ("k", "threshold") if getattr(args, name) is not None}
+    if args.budget is not None and (rule or args.keep_one):
+        raise UserError("--budget removes connections and --k, --threshold and --keep-one prototypes: prune twice.")
+    places: dict[str, Any] = {"data": args.data, "device": args.device, "overwrite": args.overwrite}
+    places["display"] = display_of(args)
+    pruned = prune(args.run, args.out, **rule, keep_one=args.keep_one, budget=args.budget, **places)
+    answer(args, pruned, lambda: print_pruning(pruned, args.out))
+    return DONE
+
+
+def add(verbs: Any) -> None:
+    verb = add_verb(verbs, "prune", prune, run=True, data=True, json=True)
+    add_out(verb)
+    verb.add_argument("--k", type=int, help="nearest training images to look at for each prototype (default: 6)")
+    verb.add_argument("--threshold", type=int, help="of them, least number of the prototype's own class (default: 3)")
+    verb.add_argument("--keep-one", action="store_true", help="keep the best prototype of a class that would lose all")
+    verb.add_argument("--budget", type=int, metavar="N", help="instead: keep all prototypes and at most N connections")

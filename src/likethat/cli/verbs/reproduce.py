@@ -1,0 +1,62 @@
+"""`likethat reproduce`: the paper's table for any data set."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from likethat import config
+from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
+from likethat.cli.training_options import add_options
+from likethat.workflows.reproduce import OWN_OPTIONS
+
+
+def reproduce(args: argparse.Namespace) -> int:
+    """Compare plain classifiers and ProtoPNets over backbones and seeds: the paper's Table 1 for your data."""
+    from likethat.data.folder_kinds import TABLE
+    from likethat.workflows.reproduce.study import reproduce
+
+    options = {name: getattr(args, name) for name in config.options() if name not in OWN_OPTIONS}
+    document = reproduce(
+        args.data,
+        args.backbones,
+        args.out,
+        weights=args.weights,
+        seeds=args.seeds,
+        presets=args.presets,
+        full_images=args.full_images,
+        jobs=args.jobs,
+        device=args.device,
+        config_file=args.config,
+        display=display_of(args),
+        **{name: value for name, value in options.items() if value is not None},
+    )
+    answer(args, document, lambda: print((args.out / f"{TABLE}.md").read_text(encoding="utf-8")))
+    return DONE if document["complete"] else CHECK_FAILED
+
+
+def add(verbs: Any) -> None:
+    verb = add_verb(verbs, "reproduce", reproduce, json=True)
+    verb.add_argument("data", metavar="DATA", help="image folder, CUB_200_2011 or Stanford Cars")
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for all runs and the table")
+    verb.add_argument("--backbones", nargs="+", required=True, metavar="NAME", help="timm models, a column each")
+    verb.add_argument(
+        "--weights",
+        nargs="+",
+        default=["pretrained"],
+        metavar="FILE",
+        help="backbone weights: pretrained, none or a file, one for each backbone or one for all (default: pretrained)",
+    )
+    verb.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default: 3)")
+    verb.add_argument(
+        "--presets",
+        nargs="+",
+        default=["default"],
+        metavar="PRESET",
+        help=f"{', '.join(config.PRESETS)} (default: default)",
+    )
+    verb.add_argument("--full-images", action="store_true", help="whole pictures too, beside those cropped to boxes")
+    verb.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side on the device (default: 1)")
+    verb.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of the options below")
+    add_options(verb, without=OWN_OPTIONS)

@@ -1,0 +1,23 @@
+"""`likethat verify`: proves that prototypes are what they are said to be."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Prove that every prototype is the latent patch of the training image it names."""
+    from likethat.cli.tables import print_verification
+    from likethat.runs.classifier import load
+    from likethat.workflows.verify import verify_run
+
+    verification = verify_run(load(args.run, args.device), args.data, display_of(args))
+    answer(args, verification.to_dict(), lambda: print_verification(verification))
+    return DONE if verification.passed else CHECK_FAILED
+
+
+def add(verbs: Any) -> None:
+    add_verb(verbs, "verify", verify, run=True, data=True, json=True)

@@ -1,0 +1,1 @@
+"""Embedded data: field-guide birds whose distinguishing parts are known."""

@@ -1,0 +1,97 @@
+"""Pictures of a page: each is stored once, inside the page or beside it, and drawn as often as needed."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from likethat.data.decode import Box
+from likethat.explaining.draw.heat import heat_layer
+from likethat.explaining.draw.render import jpeg, read_picture, scaled, shrink
+from likethat.explaining.matches import Match
+from likethat.explaining.scoring import ScoredPicture
+
+QUERY_SIDE = 320  # pixels of the explained picture
+HEAT_SIDE = 56  # of a heat map, which is smooth and so small; the browser enlarges it
+
+
+@dataclass(frozen=True)
+class Picture:
+    id: str
+    href: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture with what lies on it; the box is in pixels of the picture."""
+
+    picture: Picture
+    label: str
+    box: Box | None = None
+    heat: str | None = None
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+class Pictures:
+    """All pictures of one page. With `inline` the page holds them; without, it names files in its own folder."""
+
+    def __init__(self, inline: bool, colours: str = "ember") -> None:
+        self.inline, self.colours = inline, colours
+        self.by_key: dict[object, Picture] = {}
+
+    def of_file(self, run: Path, name: str) -> Picture:
+        key = (run, name)
+        if key not in self.by_key:
+            size = read_picture(run, name).size
+            href = data_uri((run / name).read_bytes(), "jpeg") if self.inline else name
+            self.by_key[key] = Picture(self._id(), href, *size)
+        return self.by_key[key]
+
+    def of_explanation(self, explanation: ScoredPicture) -> Picture:
+        key = id(explanation)
+        if key not in self.by_key:
+            image = shrink(explanation.picture, QUERY_SIDE)
+            self.by_key[key] = Picture(self._id(), data_uri(jpeg(image), "jpeg"), *image.size)
+        return self.by_key[key]
+
+    def _id(self) -> str:
+        return f"p{len(self.by_key)}"
+
+    def crop(self, run: Path, match: Match) -> Drawing:
+        prototype = match.prototype
+        return Drawing(self.of_file(run, prototype.crop), prototype.title)
+
+    def source(self, run: Path, match: Match) -> Drawing:
+        prototype = match.prototype
+        label = f"training picture of {prototype.class_name}"
+        return Drawing(self.of_file(run, prototype.source), label, prototype.source_box)
+
+    def whole(self, explanation: ScoredPicture) -> Drawing:
+        return Drawing(self.of_explanation(explanation), "your picture")
+
+    def part(self, explanation: ScoredPicture, match: Match) -> Drawing:
+        picture = self.of_explanation(explanation)
+        return Drawing(picture, "your picture", scaled(match.share, picture.width, picture.height))
+
+    def activation(self, explanation: ScoredPicture, match: Match) -> Drawing:
+        drawing = self.part(explanation, match)
+        return replace(
+            drawing, label="activation map", box=None, heat=_heat(match.map_HW, drawing.picture, self.colours)
+        )
+
+
+def _heat(map_HW: Tensor, picture: Picture, colours: str) -> str:
+    scale = HEAT_SIDE / max(picture.width, picture.height)
+    size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
+    buffer = io.BytesIO()
+    heat_layer(map_HW, size, colours).save(buffer, "WEBP", quality=85)
+    return data_uri(buffer.getvalue(), "webp")

@@ -1,0 +1,165 @@
+"""The scoring sheet as a picture, after the paper's Figure 3."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+
+from PIL import Image, ImageDraw, ImageFont
+
+from likethat.explaining.attribution import TITLES
+from likethat.explaining.draw.heat import overlay
+from likethat.explaining.draw.render import draw_box, fit, in_shares, read_picture, scaled
+from likethat.explaining.matches import Match
+from likethat.explaining.scoring import Row, ScoredPicture, Sheet
+
+SCALE = 2  # pixels per unit, for screens and paper with fine dots
+MOST_ROWS = 10
+INK, SOFT, LINE, PAPER, ACCENT, DOUBT = "#1c2024", "#6b7280", "#e2e5e9", "#ffffff", "#0f766e", "#b42318"
+MARGIN, PICTURE, GAP = 32, 88, 14
+COLUMNS = ("Your picture", "Prototype", "Training picture")
+NUMBERS = MARGIN + (len(COLUMNS) + 1) * (PICTURE + GAP) + 20  # where similarity x connection = points begins
+WIDTH = NUMBERS + 330 + MARGIN
+
+
+class Canvas:
+    """Draws in units; grows downwards with the pen `y`."""
+
+    def __init__(self, height: int) -> None:
+        self.image = Image.new("RGB", (WIDTH * SCALE, height * SCALE), PAPER)
+        self.draw = ImageDraw.Draw(self.image)
+        self.y = 0
+
+    def text(
+        self, x: float, y: float, text: str, size: int, colour: str = INK, *, anchor: str = "la", bold: bool = False
+    ) -> None:
+        place = (x * SCALE, y * SCALE)
+        self.draw.text(place, text, colour, _font_for(text, size), anchor, stroke_width=0.3 * SCALE if bold else 0)
+
+    def picture(self, x: float, y: float, picture: Image.Image, side: int = PICTURE) -> None:
+        """Centred in a square."""
+        left = x * SCALE + (side * SCALE - picture.width) // 2
+        top = y * SCALE + (side * SCALE - picture.height) // 2
+        self.image.paste(picture, (round(left), round(top)))
+
+    def line(self, y: float) -> None:
+        self.draw.line((MARGIN * SCALE, y * SCALE, (WIDTH - MARGIN) * SCALE, y * SCALE), LINE, SCALE)
+
+
+@cache
+def _font(size: int, plain: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own font for plain English; it has no accents, so a wider one of the system for everything else."""
+    for name in () if plain else ("DejaVuSans.ttf", "Arial Unicode.ttf", "segoeui.ttf"):
+        with suppress(OSError):
+            return ImageFont.truetype(name, size * SCALE)
+    return ImageFont.load_default(size * SCALE)
+
+
+def _font_for(text: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return _font(size, text.removesuffix("…").isascii())
+
+
+def one_line(text: str, width: float, size: int) -> str:
+    """Without line breaks and control characters, and cut with an ellipsis where it is too long."""
+    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    while text and _font_for(text, size).getlength(text) > width * SCALE:
+        text = text[:-2].rstrip() + "…" if len(text) > 2 else ""
+    return text
+
+
+def draw_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Image:
+    heights = [_height(sheet) for sheet in explanation.classes]
+    head = 210
+    canvas = Canvas(head + sum(heights) + 24)
+    _draw_head(canvas, explanation)
+    canvas.y = head
+    for sheet, height in zip(explanation.classes, heights, strict=True):
+        start = canvas.y
+        _draw_class(canvas, explanation, sheet, colours)
+        canvas.y = start + height
+    return canvas.image
+
+
+def _draw_head(canvas: Canvas, explanation: ScoredPicture) -> None:
+    side, x = 150, MARGIN + 150 + 28
+    canvas.picture(MARGIN, 30, fit(explanation.picture, side * SCALE), side)
+    room, best = WIDTH - MARGIN - x, explanation.predicted
+    canvas.text(x, 44, explanation.heading, 14, SOFT)
+    canvas.text(x, 64, one_line(best.name, room, 28), 28, bold=True)
+    bar, full = (x, 110), 260
+    canvas.draw.rounded_rectangle([v * SCALE for v in (*bar, bar[0] + full, bar[1] + 8)], 4 * SCALE, LINE)
+    filled = max(8.0, full * best.probability)
+    canvas.draw.rounded_rectangle([v * SCALE for v in (*bar, bar[0] + filled, bar[1] + 8)], 4 * SCALE, ACCENT)
+    canvas.text(x + full + 14, 114, f"{best.probability:.1%}", 15, anchor="lm")
+    if explanation.path:
+        canvas.text(x, 134, one_line(explanation.path, room, 12), 12, SOFT)
+    others = ", ".join(f"{sheet.name} {sheet.probability:.1%}" for sheet in explanation.classes[1:])
+    if others:
+        canvas.text(x, 154, one_line(f"then {others}", room, 12), 12, SOFT)
+    if explanation.verdict:
+        colour = DOUBT if explanation.verdict.abstains else INK
+        canvas.text(x, 176, one_line(explanation.verdict.sentence(), room, 12), 12, colour)
+
+
+def _height(sheet: Sheet) -> int:
+    rows, others, _ = sheet.main_rows(MOST_ROWS)
+    return 84 + len(rows) * (PICTURE + GAP) + (26 if others else 0) + 60
+
+
+def _draw_class(canvas: Canvas, explanation: ScoredPicture, sheet: Sheet, colours: str) -> None:
+    canvas.line(canvas.y)
+    room = WIDTH - 2 * MARGIN
+    title = one_line(f"Evidence for {sheet.name}", room - 180, 18)
+    canvas.text(MARGIN, canvas.y + 18, title, 18, bold=True)
+    canvas.text(WIDTH - MARGIN, canvas.y + 22, f"probability {sheet.probability:.1%}", 13, SOFT, anchor="ra")
+    for number, name in enumerate((*COLUMNS, TITLES[explanation.attribution])):
+        canvas.text(MARGIN + number * (PICTURE + GAP) + PICTURE / 2, canvas.y + 58, name, 11, SOFT, anchor="ma")
+    for x, name in _number_columns("Similarity", "x", "Connection", "=", "Points"):
+        canvas.text(x, canvas.y + 58, name, 11, SOFT, anchor="ra")
+    canvas.y += 80
+    rows, others, rest = sheet.main_rows(MOST_ROWS)
+    for row in rows:
+        _draw_row(canvas, explanation, sheet, row, colours)
+        canvas.y += PICTURE + GAP
+    if others:
+        noun = "prototype" if others == 1 else "prototypes"
+        canvas.text(MARGIN, canvas.y + 2, f"{others} further {noun}", 13, SOFT)
+        canvas.text(WIDTH - MARGIN, canvas.y + 2, f"{rest:+.2f}", 15, SOFT, anchor="ra")
+        canvas.y += 26
+    canvas.line(canvas.y + 2)
+    canvas.text(MARGIN, canvas.y + 14, one_line(f"Total points for {sheet.name}", room - 120, 15), 15, bold=True)
+    canvas.text(WIDTH - MARGIN, canvas.y + 14, f"{sheet.logit:.2f}", 15, ACCENT, anchor="ra", bold=True)
+
+
+def _draw_row(canvas: Canvas, explanation: ScoredPicture, sheet: Sheet, row: Row, colours: str) -> None:
+    for number, picture in enumerate(_row_pictures(explanation, row.match, colours)):
+        canvas.picture(MARGIN + number * (PICTURE + GAP), canvas.y, picture)
+    middle = canvas.y + PICTURE / 2
+    texts = (f"{row.match.similarity:.2f}", "x", f"{row.weight:.2f}", "=", f"{row.points:.2f}")
+    for x, text in _number_columns(*texts):
+        canvas.text(x, middle, text, 15, SOFT if text in "x=" else INK, anchor="rm", bold=text is texts[-1])
+    prototype = row.match.prototype
+    name = prototype.title
+    if prototype.class_name != sheet.name:
+        name += f" of {prototype.class_name}"
+    canvas.text(WIDTH - MARGIN, middle + 16, one_line(name, WIDTH - MARGIN - NUMBERS, 11), 11, SOFT, anchor="ra")
+
+
+def _number_columns(*texts: str) -> list[tuple[float, str]]:
+    """Right edges of the columns of the sum."""
+    right = WIDTH - MARGIN
+    return list(zip((right - 250, right - 215, right - 120, right - 85, right), texts, strict=True))
+
+
+def _row_pictures(explanation: ScoredPicture, match: Match, colours: str) -> list[Image.Image]:
+    side, prototype = PICTURE * SCALE, match.prototype
+    own = fit(explanation.picture, side)
+    source = read_picture(explanation.run, prototype.source)
+    share = in_shares(prototype.source_box, *source.size)
+    source = fit(source, side)
+    return [
+        draw_box(own, scaled(match.share, *own.size), SCALE),
+        fit(read_picture(explanation.run, prototype.crop), side),
+        draw_box(source, scaled(share, *source.size), SCALE),
+        overlay(own, match.map_HW, colours),
+    ]

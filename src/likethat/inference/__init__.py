@@ -1,0 +1,1 @@
+"""Passes over images with a network that does not learn."""

@@ -1,0 +1,1 @@
+"""Run folders: their layout, and finished runs loaded from them."""

@@ -1,0 +1,158 @@
+"""What a model may promise about a new picture, judged by how it did on images it was not trained on."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from likethat.errors import UserError
+from likethat.runs import layout
+from likethat.runs.atomic_files import read_json, write_json
+
+LEVEL = 0.95
+ROUNDING = 1e-9  # in units of images: 20 x 0.95 are 19 of them, and not a bit more
+BLOCK = 1024  # images looked at in float64 at a time
+MOST_NAMES = 4  # of a prediction set, in a sentence
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is promised about one picture; or that nothing is."""
+
+    level: float
+    classes: tuple[str, ...]  # the prediction set, likeliest first: it holds the true class with this probability
+    informed: bool  # False where the validation images are too few for this level, so that the set holds everything
+    likeness: float  # how much the picture looks like anything known: the most points that a class gets
+    unlike: bool  # less than nearly all validation images
+    nearest: int  # the prototype that a part of the picture looks most like
+    nearest_title: str  # what a page calls it
+    nearest_class: str
+    similarity: float  # of the two
+
+    @property
+    def abstains(self) -> bool:
+        return self.unlike or not self.classes
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "level": self.level,
+            "prediction_set": list(self.classes),
+            "informed": self.informed,
+            "likeness": self.likeness,
+            "unlike": self.unlike,
+            "abstains": self.abstains,
+            "nearest": {"prototype": self.nearest, "class": self.nearest_class, "similarity": self.similarity},
+        }
+
+    def sentence(self) -> str:
+        nearest = f"the model abstains. Nearest is {self.nearest_title} of {self.nearest_class}"
+        if self.unlike:
+            return f"Unlike everything known: {nearest}"
+        promised = f"at {100 * self.level:g} %"
+        if not self.classes:
+            return f"No class is likely enough {promised}: {nearest}"
+        if not self.informed:
+            return f"Too few validation images to exclude any class {promised}"
+        if len(self.classes) == 1:
+            return f"{self.classes[0]} alone {promised}"
+        more = len(self.classes) - MOST_NAMES
+        names = ", ".join(self.classes[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        return f"One of these {len(self.classes)} {promised}: {names}"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Of every validation image, in ascending order, how badly its class fitted and how familiar it looked."""
+
+    nonconformity: tuple[float, ...]  # 1 - probability of the true class
+    likeness: tuple[float, ...]  # the most points that a class got
+
+    def informs(self, level: float) -> bool:
+        """Whether there are enough validation images to exclude any class at this level."""
+        return math.isfinite(conformal_threshold(self.nonconformity, level))
+
+    def prediction_set(self, probabilities: Sequence[float], level: float = LEVEL) -> list[int]:
+        """The classes, likeliest first, that fit no worse than the true ones of validation images did.
+
+        Split-conformal: of pictures that come as the validation images came, at least the share `level` has its
+        true class in the set. An empty set says that no class fits.
+        """
+        probability_1K = torch.tensor([list(probabilities)], dtype=torch.float64)
+        (inside_K,) = self.prediction_sets(probability_1K, level).tolist()
+        return sorted((k for k, inside in enumerate(inside_K) if inside), key=lambda k: (-probabilities[k], k))
+
+    def prediction_sets(self, probability_NK: Tensor, level: float = LEVEL) -> Tensor:
+        """Return, for float64 probabilities, whether each class is in each picture's prediction set: N x K."""
+        return 1 - probability_NK <= conformal_threshold(self.nonconformity, level)
+
+    def is_unlike(self, likeness: float, level: float = LEVEL) -> bool:
+        """Whether the picture looks less like anything known than nearly all validation images; at most the share
+        1 - `level` of pictures that come as they came does."""
+        check_level(level)
+        as_little = bisect_right(self.likeness, likeness)
+        return as_little + 1 <= (len(self.likeness) + 1) * (1 - level) + ROUNDING
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "images": len(self.nonconformity),
+            "nonconformity": list(self.nonconformity),
+            "likeness": list(self.likeness),
+        }
+
+
+def conformal_threshold(nonconformity: Sequence[float], level: float) -> float:
+    """The ceil((n + 1) level)-th smallest of n values; infinite where there are not so many.
+
+    The + 1 counts the new picture: a plain quantile would promise more than few images can keep.
+    """
+    check_level(level)
+    rank = math.ceil((len(nonconformity) + 1) * level - ROUNDING)
+    return sorted(nonconformity)[rank - 1] if rank <= len(nonconformity) else math.inf
+
+
+def check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise UserError(f"A level must lie between 0 and 1, and {level:g} does not; 0.95 is the usual one.")
+
+
+def likeness_of(logits_NK: Tensor) -> Tensor:
+    """How much each picture looks like anything known: the points of the class that gets most."""
+    return logits_NK.amax(1)
+
+
+def calibrate(logits_NK: Tensor, label_N: Tensor) -> Calibration:
+    """From images that the network was not trained on."""
+    nonconformity: list[float] = []
+    likeness: list[float] = []
+    for logits_bK, label_b in zip(logits_NK.detach().split(BLOCK), label_N.split(BLOCK), strict=True):
+        logits_bK = logits_bK.cpu().double()
+        probability_b = logits_bK.softmax(1).gather(1, label_b.cpu()[:, None])[:, 0]
+        nonconformity += (1 - probability_b).tolist()
+        likeness += likeness_of(logits_bK).tolist()
+    return Calibration(tuple(sorted(nonconformity)), tuple(sorted(likeness)))
+
+
+def write_calibration(run: Path, calibration: Calibration) -> None:
+    write_json(run / layout.CALIBRATION, calibration.to_dict())
+
+
+def read_calibration(run: Path) -> Calibration | None:
+    """None for a run that was made without."""
+    path = run / layout.CALIBRATION
+    if not path.is_file():
+        return None
+    document = read_json(path)
+    try:
+        columns = [tuple(sorted(float(value) for value in document[name])) for name in ("nonconformity", "likeness")]
+        if not (len(columns[0]) == len(columns[1]) > 0 and all(math.isfinite(v) for c in columns for v in c)):
+            raise ValueError("it needs as many finite numbers of both kinds")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); make it again with `likethat calibrate {run}`.") from error
+    return Calibration(*columns)

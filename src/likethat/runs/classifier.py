@@ -1,0 +1,240 @@
+"""A finished run, loaded: the model, its classes, and where each prototype comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from likethat.data.decode import Box, View, read_image, to_input
+from likethat.data.loaders import to_unit
+from likethat.errors import UserError
+from likethat.models.backbone import place
+from likethat.models.protopnet import Output, ProtoPNet, create_protopnet, summed_logits
+from likethat.runs import hub, layout
+from likethat.runs.atomic_files import read_json
+from likethat.runs.calibration import LEVEL, Calibration, Verdict, likeness_of, read_calibration
+from likethat.runtime import exact_arithmetic, resolve_device
+
+Source = str | Path | bytes | BinaryIO | Image
+
+
+@dataclass(frozen=True)
+class Prototype:
+    """One prototype and the training patch it is. Boxes are x0, y0, x1, y1 in pixels of the image file."""
+
+    id: int
+    label: int
+    class_name: str
+    path: str  # of the training image, relative to the data set's root
+    sha256: str
+    row: int  # place in the grid of patches of the latent map
+    column: int
+    cell: Box  # the rectangle of the picture that this place stands for
+    box: Box  # around the pixels that the prototype activates most
+    crop_to: Box | None  # the data set's own box, to which the picture was cropped first (upright pixels)
+    moved: float  # L2 distance of the last projection
+    crop: str  # picture of the box, a file in the run folder
+    source: str  # the training picture as the network saw it, a file in the run folder
+    source_box: Box  # the box in pixels of that file
+    member: int = 0  # which network of a combined run
+    name: str | None = None  # what a person called it
+
+    @property
+    def title(self) -> str:
+        """What pages and pictures call it."""
+        return f"{self.name} (prototype {self.id})" if self.name else f"prototype {self.id}"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    class_name: str
+    probability: float
+    probabilities: dict[str, float]
+    verdict: Verdict | None = None  # of a run that was calibrated
+
+    def to_dict(self) -> dict[str, Any]:
+        document = asdict(replace(self, verdict=None))
+        del document["verdict"]
+        return {**document, "verdict": self.verdict.to_dict()} if self.verdict else document
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A picture ready for every member network: its bytes at that network's input size, and the way back."""
+
+    image: Image  # upright
+    pixels: tuple[Tensor, ...]  # 3HW uint8, one a member
+    views: tuple[View, ...]
+
+
+class Classifier:
+    """Networks whose logits are summed (one, unless runs were combined), over the same classes."""
+
+    def __init__(
+        self,
+        path: Path,
+        classes: Sequence[str],
+        members: Sequence[ProtoPNet],
+        prototypes: Sequence[Prototype],
+        calibration: Calibration | None = None,
+    ) -> None:
+        self.path = path
+        self.classes = tuple(classes)
+        self.members = torch.nn.ModuleList(members).eval()
+        self.prototypes = tuple(prototypes)
+        self.calibration = calibration
+        self.device = next(self.members.parameters()).device
+
+    def __repr__(self) -> str:
+        names = " + ".join(member.backbone.name for member in self.networks)
+        return f"<likethat.Classifier {names}: {len(self.classes)} classes, {len(self.prototypes)} prototypes>"
+
+    @property
+    def networks(self) -> list[ProtoPNet]:
+        return [member for member in self.members if isinstance(member, ProtoPNet)]
+
+    @property
+    def weight_KP(self) -> Tensor:
+        """The connection of every prototype to every class, over all members."""
+        return torch.cat([member.last_layer.weight.detach() for member in self.networks], 1)
+
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes the model into a folder in the layout of the Hugging Face hub, with a model card."""
+        return hub.save_pretrained(self.path, self.networks, Path(folder), overwrite=overwrite)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, device: str = "auto") -> Classifier:
+        """The model that `save_pretrained` wrote into a folder, or one of the hub by its id."""
+        return load(hub.find_pretrained(source), device)
+
+    def prepare(self, source: Source, crop_to: Box | None = None) -> Prepared:
+        image = read_image(Path(source) if isinstance(source, str) else source)
+        inputs = [to_input(image, crop_to, member.backbone.input_size) for member in self.networks]
+        pixels = tuple(torch.from_numpy(pixels).permute(2, 0, 1) for pixels, _ in inputs)
+        return Prepared(image, pixels, tuple(view for _, view in inputs))
+
+    @torch.no_grad()
+    def outputs(self, batch: Sequence[Prepared]) -> list[Output]:
+        """One `Output` a member, each over the whole batch."""
+        stacked = [
+            to_unit(torch.stack(pixels).to(self.device)) for pixels in zip(*(p.pixels for p in batch), strict=True)
+        ]
+        return [member(x_B3HW) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
+
+    def predict(self, image: Source | Sequence[Source], level: float | None = None) -> Any:
+        """The class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list.
+
+        `level` is that of the prediction sets of a calibrated run (0.95, if none is given).
+        """
+        if isinstance(image, Sequence) and not isinstance(image, str | bytes):
+            return list(self.predict_all(image, level))
+        return next(self.predict_all([image], level))
+
+    def predict_all(
+        self, images: Iterable[Source], level: float | None = None, batch_size: int = 32
+    ) -> Iterator[Prediction]:
+        batch: list[Prepared] = []
+        for image in images:
+            batch.append(self.prepare(image))
+            if len(batch) == batch_size:
+                yield from self.predict_batch(batch, level)
+                batch = []
+        if batch:
+            yield from self.predict_batch(batch, level)
+
+    def predict_batch(self, batch: Sequence[Prepared], level: float | None) -> Iterator[Prediction]:
+        """The classes of pictures that are prepared."""
+        outputs = self.outputs(batch)
+        logits_BK = summed_logits(outputs).cpu().double()
+        score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()
+        verdicts = self.verdicts(logits_BK, score_BP, level)
+        for probability_K, verdict in zip(logits_BK.softmax(1).tolist(), verdicts, strict=True):
+            by_name = dict(zip(self.classes, probability_K, strict=True))
+            best = max(by_name, key=by_name.__getitem__)
+            yield Prediction(best, by_name[best], by_name, verdict)
+
+    def verdicts(self, logits_BK: Tensor, score_BP: Tensor, level: float | None = None) -> list[Verdict | None]:
+        """What may be promised about each picture; nothing (None) where the run is not calibrated."""
+        if self.calibration is None:
+            if level is not None:
+                raise UserError(
+                    f"{self.path} is not calibrated, so it promises no level; run `likethat calibrate {self.path}`."
+                )
+            return [None] * len(logits_BK)
+        level = LEVEL if level is None else level
+        informed = self.calibration.informs(level)
+        verdicts: list[Verdict | None] = []
+        similarity_B, nearest_B = score_BP.max(1)
+        columns = (logits_BK.softmax(1), likeness_of(logits_BK), nearest_B, similarity_B)
+        for probability_K, likeness, nearest, similarity in zip(*(c.tolist() for c in columns), strict=True):
+            chosen = self.calibration.prediction_set(probability_K, level)
+            verdicts.append(
+                Verdict(
+                    level=level,
+                    classes=tuple(self.classes[k] for k in chosen),
+                    informed=informed,
+                    likeness=likeness,
+                    unlike=self.calibration.is_unlike(likeness, level),
+                    nearest=self.prototypes[nearest].id,
+                    nearest_title=self.prototypes[nearest].title,
+                    nearest_class=self.prototypes[nearest].class_name,
+                    similarity=similarity,
+                )
+            )
+        return verdicts
+
+
+def load(run: str | Path, device: str = "auto") -> Classifier:
+    """The model of a finished run folder. Nothing but tensors and JSON is read."""
+    run = Path(run)
+    record = layout.read_record(run)
+    if record.kind == layout.BASELINE:
+        raise UserError(
+            f"{run} is a plain classifier without prototypes; only `likethat evaluate`, `compare` and `info` take it."
+        )
+    exact_arithmetic()
+    members = [place(_load_network(run / folder), resolve_device(device)) for folder in record.member_folders()]
+    return Classifier(run, record.data.classes, members, read_prototypes(run), read_calibration(run))
+
+
+def _load_network(run: Path) -> ProtoPNet:
+    record = layout.read_record(run)
+    model = create_protopnet(record.config.model, list(record.prototypes_of_class), weights="none")
+    layout.load_weights(run, model, "train")
+    return model
+
+
+def read_prototypes(run: Path) -> list[Prototype]:
+    """The prototypes of all members in order, numbered through; their pictures' names are relative to the run."""
+    prototypes: list[Prototype] = []
+    for member, folder in enumerate(layout.read_record(run).member_folders()):
+        start = len(prototypes)
+        prototypes += [
+            replace(own, id=start + own.id, member=member, crop=f"{folder}/{own.crop}", source=f"{folder}/{own.source}")
+            if folder != "."
+            else own
+            for own in _read_own_prototypes(run / folder)
+        ]
+    return prototypes
+
+
+def _read_own_prototypes(run: Path) -> list[Prototype]:
+    document = read_json(run / layout.PROTOTYPES)
+    boxes = ("cell", "box", "crop_to", "source_box")
+    try:
+        entries: list[dict[str, Any]] = document["prototypes"]
+        for entry in entries:
+            for name in ("path", "crop", "source"):
+                place = PurePosixPath(entry[name])
+                if place.is_absolute() or ".." in place.parts:
+                    raise UserError(f"{run / layout.PROTOTYPES} names {place}, outside its folder; do not use it.")
+            entry.update({name: tuple(entry[name]) for name in boxes if entry[name] is not None})
+        return [Prototype(**entry) for entry in entries]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{run / layout.PROTOTYPES} is damaged ({error!r}); restore it or train again.") from error

@@ -1,0 +1,166 @@
+"""The data behind a run: found again where it was, or where the user says it is now."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from likethat.data.dataset import PARTS, DataSet, Sample, fingerprint
+from likethat.data.formats import is_benchmark, open_dataset
+from likethat.data.pictures import find_pictures
+from likethat.errors import UserError
+from likethat.runs import layout
+from likethat.runs.baseline import PlainRun, load_plain
+from likethat.runs.classifier import Classifier, load
+from likethat.runs.layout import RunRecord
+from likethat.runtime import seed_for
+
+MOST_STRANGERS = 1000  # other pictures that a run is measured against
+
+
+def load_run(run: Path, device: str) -> Classifier | PlainRun:
+    """A run of any kind."""
+    is_plain = layout.read_record(run).kind == layout.BASELINE
+    return load_plain(run, device) if is_plain else load(run, device)
+
+
+def data_roots(classifier: Classifier, data: str | None) -> list[Path]:
+    """For each network, the folder that the paths of its prototypes are relative to."""
+    if data is not None:
+        return [open_run_data(classifier, data).root] * len(classifier.networks)
+    roots = [Path(record.data.root) for record in _members(classifier)]
+    for root in roots:
+        if not root.is_dir():
+            raise UserError(f"The data is no longer at {root}; say where it is with --data DATA.")
+    return roots
+
+
+def open_run_data(classifier: Classifier | PlainRun, data: str | None) -> DataSet:
+    """The data set as the run (the first one of a combined run) saw it, same split and files, or other data with the
+    same classes."""
+    record = layout.read_record(classifier.path)
+    return with_labels_of(classifier.classes, _open(record, data), set(record.data.skipped))
+
+
+def _members(classifier: Classifier | PlainRun) -> list[RunRecord]:
+    folders = layout.read_record(classifier.path).member_folders()
+    return [layout.read_record(classifier.path / folder) for folder in folders]
+
+
+def _check_new_to_all(members: Sequence[RunRecord], data: str | None, part: str) -> None:
+    """What one network of a combined run was trained on must not be what another is judged by."""
+    if len({record.data.fingerprint for record in members}) == 1:
+        return
+    seen: set[str] = set()
+    judging = []
+    for record in members:
+        dataset, skipped = _open(record, data), set(record.data.skipped)
+        root = str(dataset.root)  # members may come from different folders
+        *earlier, images = (
+            {f"{root}/{sample.path}" for sample in dataset.part(name) if sample.path not in skipped}
+            for name in PARTS[: PARTS.index(part) + 1]
+        )
+        seen |= set().union(*earlier)
+        judging.append(images)
+    if any(images != judging[0] for images in judging) or judging[0] & seen:
+        name = "validation" if part == "val" else part
+        raise UserError(
+            f"The combined runs have different {name} images, or some were trained on others' {name} images; name "
+            "images that are new to all of them with --data DATA."
+        )
+
+
+def _open(record: RunRecord, data: str | None) -> DataSet:
+    config = record.config
+    if data is None and not Path(record.data.root).is_dir():
+        raise UserError(f"The data is no longer at {record.data.root}; say where it is with --data DATA.")
+    return open_dataset(
+        data or record.data.root,
+        seed=config.train.seed,
+        full_images=config.data.full_images,
+        val_fraction=config.data.val_fraction,
+        test_fraction=config.data.test_fraction,
+    )
+
+
+def with_labels_of(classes: tuple[str, ...], dataset: DataSet, skipped: Set[str] = frozenset()) -> DataSet:
+    """The same images less the skipped ones, labelled by the run's numbering of the classes."""
+    unknown = sorted(set(dataset.classes) - set(classes))
+    if unknown:
+        raise UserError(
+            f"{dataset.root} has classes that the run does not know: {', '.join(unknown[:5])}"
+            f"{' and others' if len(unknown) > 5 else ''}; evaluate on the classes it was trained on."
+        )
+    number = {name: label for label, name in enumerate(classes)}
+
+    def relabel(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+        kept = (sample for sample in samples if sample.path not in skipped)
+        return tuple(replace(sample, label=number[dataset.classes[sample.label]]) for sample in kept)
+
+    return replace(
+        dataset,
+        classes=classes,
+        train=relabel(dataset.train),
+        val=relabel(dataset.val),
+        test=relabel(dataset.test),
+    )
+
+
+def is_training_data(classifier: Classifier | PlainRun, dataset: DataSet) -> bool:
+    """Whether `dataset` holds the images the run was trained on, judged by the source of a prototype of each
+    network; of a plain classifier, by all images."""
+    if isinstance(classifier, PlainRun):
+        hashes = {
+            s.path: hashlib.sha256((dataset.root / s.path).read_bytes()).hexdigest() for s in dataset.all_samples()
+        }
+        return fingerprint(dataset, hashes) == layout.read_record(classifier.path).data.fingerprint
+    firsts = {prototype.member: prototype for prototype in reversed(classifier.prototypes)}
+    return any(_is_file(dataset.root / first.path, first.sha256) for first in firsts.values())
+
+
+def _is_file(path: Path, sha256: str) -> bool:
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+
+
+def open_test_data(classifier: Classifier | PlainRun, data: str | None) -> tuple[DataSet, str]:
+    """A data set whose test part is what to evaluate on, and what that is called: of other data without a test part,
+    all of it."""
+    dataset = open_run_data(classifier, data)
+    if data is not None and not is_training_data(classifier, dataset):
+        if "test" in dataset.held_out:
+            return replace(dataset, test=dataset.all_samples()), "all"
+        return dataset, "test"
+    _check_new_to_all(_members(classifier), data, "test")
+    return dataset, "test"
+
+
+def open_strangers(classifier: Classifier, folder: str) -> DataSet:
+    """Pictures that show none of the run's classes, as the test part of a data set: all that a folder holds at any
+    depth, or, of CUB and Cars, the test images of the classes that the run does not know, cropped as it crops. Of many
+    a share is drawn, once and for all. Their labels mean nothing."""
+    root, config = Path(folder).expanduser().resolve(), layout.read_record(classifier.path).config
+    if not root.is_dir():
+        raise UserError(f"There is no folder {folder}; name one with pictures of other things than the run's classes.")
+    if is_benchmark(root):
+        dataset = open_dataset(root, seed=config.train.seed, full_images=config.data.full_images)
+        root = dataset.root
+        samples = [replace(s, label=0) for s in dataset.test if dataset.classes[s.label] not in classifier.classes]
+    else:
+        samples = [Sample(Path(path).relative_to(root).as_posix(), 0) for path in find_pictures([str(root)])[0]]
+    if not samples:
+        raise UserError(f"{folder} has no pictures of other things than the run's classes; name another folder.")
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed_for("strangers"))).tolist()
+    return DataSet(root, "folder", ("unknown",), (), (), tuple(samples[number] for number in order[:MOST_STRANGERS]))
+
+
+def open_validation_data(classifier: Classifier, data: str | None) -> DataSet:
+    """A data set whose validation part is what to calibrate on: of other data, all of it."""
+    dataset = open_run_data(classifier, data)
+    if data is not None and not is_training_data(classifier, dataset):
+        return replace(dataset, val=dataset.all_samples())
+    _check_new_to_all(_members(classifier), data, "val")
+    return dataset

@@ -1,0 +1,173 @@
+"""The layout of a run folder, and the sentences for folders that are not one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from likethat import __version__
+from likethat.config import Config, from_dict
+from likethat.data.folder_kinds import CHECKPOINTS, CONFIG, PIXEL_FILE, is_begun, is_run
+from likethat.errors import UserError
+from likethat.runs.atomic_files import check_no_history, load_tensors, read_json, write_json
+
+FORMAT = 1
+PROTOPNET, COMBINED, BASELINE = "protopnet", "combined", "baseline"  # kinds of runs
+
+MODEL = "model.safetensors"
+PROTOTYPES = "prototypes.json"
+PICTURES = "prototypes"
+METRICS = "metrics.jsonl"
+EDITS = "edits.jsonl"  # who corrected what, when and why, in a run that was edited
+REPORT = "report.html"
+CARD = "README.md"  # of a model that is given away, in place of the report
+INTERPRETABILITY = "interpretability.json"  # what `evaluate --interpretability` measured
+CALIBRATION = "calibration.json"  # how validation images did, for promises about new ones
+PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
+MEMBERS = "members"
+STATE = f"{CHECKPOINTS}/state.safetensors"
+PIXELS = f"{CHECKPOINTS}/{PIXEL_FILE}"
+SCORES = f"{CHECKPOINTS}/scores.f16"
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """Which images a run was trained on."""
+
+    root: str
+    kind: str
+    classes: tuple[str, ...]
+    counts: dict[str, int]
+    skipped: tuple[str, ...]  # bad files left out on request
+    fingerprint: str  # of every file's path and content
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What config.json says. Of a combined run, `config` and `data` are those of its first member."""
+
+    config: Config
+    data: DataRecord
+    prototypes_of_class: tuple[int, ...]
+    kind: str = PROTOPNET
+    members: int = 0  # networks of a combined run, each a run folder of its own under members/
+    automatic: tuple[str, ...] = ()  # options that were left to the run and have the values it chose
+
+    def write(self, run: Path) -> None:
+        head = {"format": FORMAT, "likethat": __version__, "kind": self.kind}
+        if self.kind == COMBINED:
+            head["members"] = self.members
+        if self.automatic:
+            head["automatic"] = list(self.automatic)
+        document = {**head, "prototypes_of_class": self.prototypes_of_class, "data": asdict(self.data)}
+        write_json(run / CONFIG, {**document, "config": self.config.to_dict()})
+
+    def member_folders(self) -> list[str]:
+        """Of each network, its folder relative to the run's."""
+        return [f"{MEMBERS}/{number}" for number in range(self.members)] if self.kind == COMBINED else ["."]
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """config.json of a run folder of any kind, if this version can read it."""
+    if not run.is_dir():
+        raise UserError(f"There is no run folder {run}; `likethat train DATA --out {run}` makes one.")
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{run} is not a run folder: it has no {CONFIG}. Name a folder that `likethat train` made.")
+    document = read_json(run / CONFIG)
+    if not isinstance(document, dict) or not isinstance(document.get("format"), int):
+        raise UserError(f"{run / CONFIG} is damaged: it does not say its format; restore it or train again.")
+    if document["format"] > FORMAT:
+        raise UserError(
+            f"{run} was made by a newer likethat ({document.get('likethat')}); update with `pip install -U likethat`."
+        )
+    return document
+
+
+def read_record(run: Path) -> RunRecord:
+    document = read_config(run)
+    try:
+        data = document["data"]
+        data = DataRecord(**{**data, "classes": tuple(data["classes"]), "skipped": tuple(data["skipped"])})
+        prototypes_of_class, members = tuple(document["prototypes_of_class"]), document.get("members", 0)
+        kind, automatic = document["kind"], tuple(document.get("automatic", ()))
+        return RunRecord(from_dict(document["config"]), data, prototypes_of_class, kind, int(members), automatic)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{run / CONFIG} is damaged ({error!r}); restore it from a copy or train again.") from error
+
+
+def load_weights(run: Path, model: nn.Module, verb: str) -> None:
+    """Fills `model` with the tensors of a run that `verb` has finished."""
+    if not (run / MODEL).is_file():
+        raise UserError(f"{run} holds an unfinished run; finish it with `likethat {verb} ... --out {run} --resume`.")
+    tensors, _ = load_tensors(run / MODEL)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UserError(f"{run / MODEL} does not fit {run / CONFIG}; restore both from one run.") from error
+
+
+def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
+    """Refuses a folder that holds something, unless it is a run and was asked for; touches nothing."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; choose another --out.")
+    if not out.is_dir() or not any(out.iterdir()) or is_begun(out):
+        return
+    if not is_run(out):
+        raise UserError(f"{out} is not empty and not a run folder; choose another --out.")
+    if not overwrite and not resume:
+        raise UserError(
+            f"{out} is not empty; pass --resume to go on with it, --overwrite to replace it, or another --out."
+        )
+    if not resume:
+        check_no_history(out)
+
+
+def is_finished(run: Path) -> bool:
+    """The report is written last, then the state goes; a model that was given away has neither."""
+    has_model = (run / MODEL).is_file() or (run / MEMBERS).is_dir()
+    return (run / REPORT).is_file() or (has_model and not (run / STATE).is_file())
+
+
+def drop_checkpoints(run: Path) -> None:
+    """State and cached pixels: several times as large as the model, and a finished run has no use for them."""
+    with contextlib.suppress(OSError):  # a link to another disk stays, and so does what is not a file
+        for file in (run / CHECKPOINTS).glob("*"):
+            file.unlink()
+        (run / CHECKPOINTS).rmdir()
+
+
+def clear_out(out: Path) -> None:
+    """Empties a run folder that is overwritten, but for the pixels that were read for the new run."""
+    for path in out.iterdir() if out.is_dir() else ():
+        if path.name == CHECKPOINTS and path.is_dir():
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()  # of a link, never what it points to
+    (out / STATE).unlink(missing_ok=True)
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; none before the first stage has ended."""
+    return _read_lines(run / METRICS)
+
+
+def read_edits(run: Path) -> list[dict[str, Any]]:
+    """The lines of edits.jsonl, oldest first; none where nobody has edited the run."""
+    return _read_lines(run / EDITS)
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); restore it from a copy or train again.") from error

@@ -1,0 +1,1 @@
+"""What each verb does from beginning to end."""

@@ -1,0 +1,82 @@
+"""The counterpart that does not explain itself, trained on the same images: what `likethat baseline` does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from likethat.config import resolve
+from likethat.distributed import barrier, is_first
+from likethat.errors import UserError
+from likethat.inference.passes import classify_images
+from likethat.metrics.accuracy import evaluate_logits
+from likethat.models.backbone import place
+from likethat.models.baseline import create_baseline
+from likethat.progress import Display
+from likethat.report.html import write_plain_report
+from likethat.runs import layout
+from likethat.runs.atomic_files import save_tensors
+from likethat.runs.baseline import PlainRun, load_plain
+from likethat.runtime import exact_arithmetic, resolve_device, seed_for, stop_on_signals
+from likethat.training.course import Course
+from likethat.training.loop import follow_plan
+from likethat.training.plan import make_plan
+from likethat.training.state import RunState, write_metrics
+from likethat.workflows.run_setup import begin, check_same_images, make_record, open_out, prepare
+
+
+def train_baseline(
+    data: str | Path,
+    out: str | Path,
+    *,
+    preset: str = "default",
+    config_file: Path | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    display: Display | None = None,
+    **options: Any,
+) -> PlainRun:
+    """Trains the backbone with global average pooling and a linear layer; the model of the last epoch is kept.
+
+    With the same data and options it is, to the bit, the classifier that `likethat train` takes its patches from.
+    """
+    out, display = Path(out), display or Display(quiet=True)
+    torch_device = resolve_device(device)
+    exact_arithmetic()
+    config = resolve(preset, config_file, **options)
+    plan = [entry for entry in make_plan(config.train) if entry.stage == "classifier"]
+    if not plan:
+        raise UserError(
+            "A baseline is what the classifier stage trains, and here that has no epochs; use the default preset or "
+            "pass --classifier-epochs above 0."
+        )
+    saved = open_out(out, config, layout.BASELINE, resume=resume, overwrite=overwrite)
+    if saved is not None and layout.is_finished(out):
+        display.line(f"{out} is finished already.")
+        return load_plain(out, device)
+    with stop_on_signals() as stop:
+        prepared = prepare(Path(data), out, config, torch_device, display, stop)
+        classes = prepared.dataset.classes
+        record = replace(make_record(prepared, []), kind=layout.BASELINE)
+        check_same_images(saved, record, out)
+        torch.manual_seed(seed_for(config.train.seed, "weights"))
+        model = place(create_baseline(config.model, len(classes)), torch_device)
+        begin(out, record, saved)
+        state = RunState(None, model)
+        train_images, val_images, test = (prepared.images[part] for part in ("train", "val", "test"))
+        follow_plan(plan, state, Course(train_images, val_images, classes, config, out, display, stop))
+        with display.task("test images") as advance:
+            logits_NK = classify_images(model, test, advance)
+        evaluation = evaluate_logits(logits_NK, test.label_N, classes, "test")
+        if is_first():
+            save_tensors(out / layout.MODEL, model.state_dict())
+            write_metrics(out, [*state.metrics, {"stage": "test", **evaluation.to_dict()}])
+            write_plain_report(out, config.model.backbone, classes)
+            layout.drop_checkpoints(out)
+        barrier()
+    display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
+    return load_plain(out, device)

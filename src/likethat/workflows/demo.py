@@ -1,0 +1,40 @@
+"""The demonstration: embedded birds, embedded weights, the full recipe, and a page to look at."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from likethat.data.folder_kinds import is_begun, is_birds, is_run
+from likethat.data.synthetic.field_guide import make_birds
+from likethat.errors import UserError
+from likethat.explaining.verify import Verification
+from likethat.progress import Display
+from likethat.runs.atomic_files import check_no_history
+from likethat.runs.classifier import Classifier
+from likethat.workflows.train import train
+from likethat.workflows.verify import verify_run
+
+SPECIES = 8
+# Small pictures and few passes, so that two CPU cores are enough. Everything else is the default preset.
+OPTIONS: dict[str, Any] = {"input_size": (160, 160), "batch_size": 32, "classifier_epochs": 12, "joint_epochs": (6,)}
+
+
+def run_demo(out: Path, *, device: str, overwrite: bool, display: Display) -> tuple[Classifier, Verification]:
+    """Data under OUT/birds, run under OUT/run."""
+    birds, run = out / "birds", out / "run"
+    for folder, is_earlier in ((birds, is_birds(birds)), (run, is_run(run) or is_begun(run))):
+        if folder.exists() and not (overwrite and is_earlier):
+            remedy = "choose another --out" if overwrite else "pass --overwrite to replace it, or choose another --out"
+            raise UserError(f"{folder} is there already{'' if is_earlier else ' and not of a demo'}; {remedy}.")
+        check_no_history(folder)
+    shutil.rmtree(birds, ignore_errors=True)
+    shutil.rmtree(run, ignore_errors=True)
+    display.line(f"1/3 drawing birds of {SPECIES} species into {birds}")
+    with display.task("drawing birds") as advance:
+        make_birds(birds, species=SPECIES, progress=advance)
+    display.line(f"2/3 training on them, run folder {run}")
+    classifier = train(birds, run, device=device, display=display, **OPTIONS)
+    display.line("3/3 verifying that every prototype is the training patch it names")
+    return classifier, verify_run(classifier, None, display)

@@ -1,0 +1,1 @@
+"""Corrections by a person who knows the subject."""

@@ -1,0 +1,309 @@
+"""Corrections by a person who knows the subject: what `likethat edit` and the web page do to a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from PIL.Image import Image
+
+from likethat.data.dataset import DataSet, Sample
+from likethat.data.decode import Box, read_image, to_input
+from likethat.data.folder_kinds import is_run
+from likethat.errors import UserError
+from likethat.explaining.boxes import cell_box
+from likethat.explaining.draw.render import seen_part, shrink
+from likethat.explaining.gallery import SOURCE_SIDE
+from likethat.metrics.accuracy import logits_of
+from likethat.progress import Display
+from likethat.runs import layout
+from likethat.runs.atomic_files import check_replaceable, whole_folder
+from likethat.runs.classifier import Classifier, Prepared
+from likethat.training.candidates import Candidate, find_candidates
+from likethat.workflows.derived import write_network
+from likethat.workflows.edit.history import (
+    BAN,
+    MERGE,
+    MOST_LETTERS,
+    MOST_REASONS,
+    NAME,
+    REPLACE,
+    Edit,
+    clean,
+    describe_patch,
+    now,
+    who_is_there,
+    write_history,
+)
+from likethat.workflows.edit.model import Column, State, Workshop, compare, open_workshop
+from likethat.workflows.run_conclusion import conclude
+
+CANDIDATES = 8  # patches offered for a prototype's place
+
+
+class Editor:
+    """A finished run that is being corrected. Made by `open_editor`; used by one thread at a time.
+
+    Every edit solves the last layer again from cached scores. The result hangs on the prototypes that are left, not
+    on the way there: undone and redone, or in another order, the same edits give the same numbers.
+    """
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+        self._states, self._position = [workshop.start()], 0
+        self._classifiers = {0: workshop.original}  # by position
+
+    def __enter__(self) -> Editor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes the pictures of prototypes that were not saved."""
+        self._workshop.scratch.cleanup()
+
+    @property
+    def original(self) -> Classifier:
+        return self._workshop.original
+
+    @property
+    def scratch(self) -> Path:
+        """Where the pictures of new prototypes lie until they are saved."""
+        return Path(self._workshop.scratch.name)
+
+    @property
+    def dataset(self) -> DataSet:
+        return self._workshop.dataset
+
+    @property
+    def start(self) -> State:
+        """The run as it was opened."""
+        return self._states[0]
+
+    @property
+    def state(self) -> State:
+        return self._states[self._position]
+
+    @property
+    def history(self) -> list[Edit]:
+        """The edits in force, oldest first."""
+        return [state.edit for state in self._states[: self._position + 1] if state.edit]
+
+    @property
+    def undone(self) -> list[Edit]:
+        """What `redo` brings back, next first."""
+        return [state.edit for state in self._states[self._position + 1 :] if state.edit]
+
+    @property
+    def classifier(self) -> Classifier:
+        """The model as it is now, to predict and explain with; its prototypes have the numbers of the opened run."""
+        if self._position not in self._classifiers:
+            self._classifiers[self._position] = self._workshop.classifier(self.state)
+        return self._classifiers[self._position]
+
+    def ban(self, prototypes: int | Sequence[int], *, why: str = "", who: str | None = None) -> Edit:
+        """Takes prototypes out of the model."""
+        numbers = [prototypes] if isinstance(prototypes, int) else list(dict.fromkeys(prototypes))
+        if not numbers:
+            raise UserError("Banning takes a prototype or more; name at least one.")
+        return self._remove(BAN, numbers, numbers, why, who)
+
+    def merge(self, prototypes: Sequence[int], *, why: str = "", who: str | None = None) -> Edit:
+        """Of prototypes of one class that mean the same, the first one stays, with the first name of them all."""
+        numbers = list(dict.fromkeys(prototypes))
+        if len(numbers) < 2:
+            raise UserError("Merging takes two prototypes or more; name at least two different ones.")
+        columns = [self._column(number) for number in numbers]
+        classes = {column.prototype.class_name: column.prototype.id for column in columns}
+        if len(classes) > 1:
+            told = " and ".join(f"{number} is of {name}" for name, number in list(classes.items())[:2])
+            raise UserError(f"Only prototypes of one class can be merged: {told}; ban those that are not wanted.")
+        name = next((column.prototype.name for column in columns if column.prototype.name), None)
+        return self._remove(MERGE, numbers, numbers[1:], why, who, name=name)
+
+    def name(self, prototype: int, text: str, *, why: str = "", who: str | None = None) -> Edit:
+        """What pages, pictures and JSON documents call the prototype; an empty text takes its name away."""
+        name = clean(text, MOST_LETTERS, "a name") or None
+        self._column(prototype)  # tells of a number that there is none of
+        # No number of the model changes.
+        state = replace(self.state, columns=_named(self.state.columns, prototype, name))
+        return self._enter(state, NAME, [prototype], why, who, name=name)
+
+    def candidates(self, prototype: int, count: int = CANDIDATES) -> tuple[Candidate, ...]:
+        """Other patches of the prototype's class, those first that set the class apart best. What was a prototype at
+        any time since the run was opened is not offered."""
+        number = self.state.columns.index(self._column(prototype))
+        taken = {column.patch for state in self._states for column in state.columns}
+        return find_candidates(self.classifier.networks[0], number, self._workshop.latents["train"], taken, count)
+
+    def sample(self, candidate: Candidate) -> Sample:
+        return self.dataset.train[candidate.patch.image]
+
+    def picture(self, candidate: Candidate) -> tuple[Image, Box]:
+        """What the network saw of the candidate's picture, and the candidate's place in shares of it."""
+        sample, backbone = self.sample(candidate), self.original.networks[0].backbone
+        upright = read_image(self.dataset.root / sample.path)
+        _, view = to_input(upright, sample.box, (1, 1))
+        window, patch = self.original.networks[0].prototype_layer.window, candidate.patch
+        share = cell_box(patch.row, patch.column, backbone.map_size, window, (1, 1))
+        return shrink(seen_part(upright, view), SOURCE_SIDE), share
+
+    def replace(self, prototype: int, candidate: Candidate, *, why: str = "", who: str | None = None) -> Edit:
+        """Another patch of the class takes the prototype's place and number; its name goes."""
+        old = self._column(prototype)
+        if self.sample(candidate).label != old.prototype.label:
+            raise UserError(f"The patch is of another class than prototype {prototype}; choose one of its candidates.")
+        if any(column.patch == candidate.patch for column in self.state.columns):
+            raise UserError(f"The patch for prototype {prototype} is a prototype already; choose another candidate.")
+        fresh = self._workshop.cut(candidate.patch, old.prototype)
+        columns = tuple(fresh if column is old else column for column in self.state.columns)
+        return self._enter(
+            self._workshop.solve(columns), REPLACE, [prototype], why, who, new_patch=describe_patch(fresh.prototype)
+        )
+
+    def effect(self, picture: Prepared, class_name: str | None = None) -> dict[str, Any]:
+        """What the edits in force change for one picture, see `edit_model.compare`."""
+        return compare(self.original, self.classifier, picture, class_name)
+
+    def undo(self) -> Edit:
+        """Takes the last edit back, and returns it."""
+        if (edit := self.state.edit) is None:
+            raise UserError("There is no edit to undo.")
+        self._position -= 1
+        return edit
+
+    def redo(self) -> Edit:
+        """Brings the edit back that was undone last."""
+        if not self.undone:
+            raise UserError("There is no edit to redo.")
+        self._position += 1
+        edit = self.state.edit
+        assert edit is not None
+        return edit
+
+    def save(self, out: str | Path, *, overwrite: bool = False, display: Display | None = None) -> dict[str, Any]:
+        """Writes the corrected model as a run of its own. Test images are judged here for the first time."""
+        out, run = Path(out), self.original.path
+        if not self.history:
+            raise UserError("Nothing was edited, so there is nothing to save; ban, merge, name or replace a prototype.")
+        check_out(run, out, overwrite=overwrite)
+        record, weight_KP, classifier = self._workshop.record, self.state.weight_KP, self.classifier
+        network, prototypes = classifier.networks[0], classifier.prototypes
+        class_P = network.prototype_layer.class_P
+        with whole_folder(out, is_run, overwrite=overwrite) as target:
+            all_p = torch.arange(len(class_P))
+            write_network(target, record, network, all_p, class_P, weight_KP, prototypes, run)
+            write_history(target, layout.read_edits(run), self.history)
+            logits_NK = logits_of(classifier, self.dataset.root, self.dataset.test, display or Display(quiet=True))
+            val_NK = self._workshop.validation_logits(self.state.columns, weight_KP)
+            line = self._line()
+            _, evaluation = conclude(target, [*layout.read_metrics(run), line], self.dataset, logits_NK, val_NK)
+        return {**line, "edits": [edit.to_dict() for edit in self.history], "test": evaluation.to_dict()}
+
+    def _line(self) -> dict[str, Any]:
+        """What metrics.jsonl says about the edits."""
+        state, own_KP = self.state, self.classifier.networks[0].own_KP
+        kinds = [edit.kind for edit in self.history]
+        return {
+            "stage": "edit",
+            "from": str(self.original.path.resolve()),
+            "edits": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+            "prototypes": len(state.columns),
+            "connections": int((state.weight_KP != 0).sum()),
+            "nonzero_negative": int(((state.weight_KP != 0) & ~own_KP).sum()),
+            "kkt_residual": state.kkt_residual,
+            "before": self.start.val,
+            "after": state.val,
+        }
+
+    def _column(self, number: int) -> Column:
+        """The prototype of that number, if it is in the model."""
+        found = next((column for column in self.state.columns if column.prototype.id == number), None)
+        if found is not None:
+            return found
+        if 0 <= number < len(self.original.prototypes):
+            raise UserError(f"Prototype {number} was removed by an earlier edit; undo that first.")
+        raise UserError(f"There is no prototype {number}; they are numbered 0 to {len(self.original.prototypes) - 1}.")
+
+    def _remove(
+        self,
+        kind: str,
+        numbers: Sequence[int],
+        gone: Sequence[int],
+        why: str,
+        who: str | None,
+        *,
+        name: str | None = None,
+    ) -> Edit:
+        removed = {self._column(number) for number in gone}
+        columns = tuple(column for column in self.state.columns if column not in removed)
+        if name is not None:
+            columns = _named(columns, numbers[0], name)
+        left = {column.prototype.class_name for column in columns}
+        if empty := [name for name in self.original.classes if name not in left]:
+            raise UserError(
+                f"{empty[0]} would lose its last prototype, and nothing would speak for it; keep one, or replace it by "
+                "another patch of the class."
+            )
+        return self._enter(self._workshop.solve(columns), kind, numbers, why, who, name=name)
+
+    def _enter(
+        self,
+        state: State,
+        kind: str,
+        numbers: Sequence[int],
+        why: str,
+        who: str | None,
+        *,
+        name: str | None = None,
+        new_patch: dict[str, Any] | None = None,
+    ) -> Edit:
+        """Makes `state` the current one; what was undone can no longer be redone."""
+        edit = Edit(
+            kind=kind,
+            prototypes=tuple(numbers),
+            patches=tuple(describe_patch(self._column(number).prototype) for number in numbers),
+            name=name,
+            new_patch=new_patch,
+            who=who_is_there(who),
+            when=now(),
+            why=clean(why, MOST_REASONS, "a reason"),
+            run=str(self.original.path.resolve()),
+            before=self.state.val,
+            after=state.val,
+        )
+        self._states[self._position + 1 :] = [replace(state, edit=edit)]
+        self._position += 1
+        self._classifiers = {
+            position: made for position, made in self._classifiers.items() if position < self._position
+        }
+        return edit
+
+
+def _named(columns: Sequence[Column], number: int, name: str | None) -> tuple[Column, ...]:
+    return tuple(
+        replace(column, prototype=replace(column.prototype, name=name)) if column.prototype.id == number else column
+        for column in columns
+    )
+
+
+def check_out(run: Path, out: Path, *, overwrite: bool) -> None:
+    """The run that is edited stays as it is, and so does what is no run."""
+    new, old = out.resolve(), run.resolve()
+    if new.is_relative_to(old) or old.is_relative_to(new):
+        raise UserError(f"Writing {out} would change {run}, which stays as it is; choose another --out.")
+    check_replaceable(out, is_run, overwrite=overwrite)
+
+
+def open_editor(
+    run: str | Path, data: str | None = None, device: str = "auto", display: Display | None = None
+) -> Editor:
+    """An editor of a finished run. `data` is where its images lie, if not where they were at training."""
+    return Editor(open_workshop(Path(run), data, device, display or Display(quiet=True)))

@@ -1,0 +1,84 @@
+"""How good a run's explanations are: what `likethat evaluate --interpretability` does."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from likethat.data.parts import read_parts
+from likethat.metrics.accuracy import Evaluation, evaluate_logits, logits_of
+from likethat.metrics.conformal import conformal_figures
+from likethat.metrics.figure import Figure
+from likethat.metrics.registry import METRICS
+from likethat.metrics.reliability import Bin, calibration_figures, reliability
+from likethat.metrics.strangers import stranger_figures
+from likethat.metrics.sweep import Subject, sweep
+from likethat.progress import Display
+from likethat.report.html import write_report
+from likethat.runs import layout
+from likethat.runs.atomic_files import write_json
+from likethat.runs.classifier import Classifier
+from likethat.runs.data import is_training_data, open_strangers, open_test_data
+from likethat.workflows.run_conclusion import explain_some
+
+
+@dataclass(frozen=True)
+class Interpretability:
+    """All figures, and what each prototype contributed to them (None where that is not known)."""
+
+    evaluation: Evaluation
+    data: str
+    seconds: float
+    figures: tuple[Figure, ...]
+    by_prototype: dict[str, list[float | None]]
+    reliability: tuple[Bin, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "data": self.data,
+            "seconds": round(self.seconds, 1),
+            "evaluation": self.evaluation.to_dict(),
+            "figures": [figure.to_dict() for figure in self.figures],
+            "by_prototype": self.by_prototype,
+            "reliability": [asdict(found) for found in self.reliability],
+        }
+
+
+def evaluate_interpretability(
+    classifier: Classifier, data: str | None, display: Display, ood: str | None = None
+) -> Interpretability:
+    """Measures a run on its test images, keeps the result in the run folder and shows it in the report; or measures it
+    on other data, and then leaves the run as it is. `ood` is a folder of pictures of other things."""
+    started = time.monotonic()
+    dataset, part = open_test_data(classifier, data)
+    strangers = None if ood is None else open_strangers(classifier, ood)
+    subject = Subject(classifier, dataset.root, dataset.test, read_parts(dataset))
+    metrics = [kind(subject) for kind in METRICS]
+    logits_NK = sweep(subject, metrics, display)
+    other_MK = None if strangers is None else logits_of(classifier, strangers.root, strangers.test, display)
+    result = Interpretability(
+        evaluate_logits(logits_NK, subject.label_N, classifier.classes, part),
+        str(dataset.root),
+        time.monotonic() - started,
+        (
+            *(figure for metric in metrics for figure in metric.figures()),
+            *calibration_figures(logits_NK, subject.label_N),
+            *conformal_figures(classifier.calibration, logits_NK, subject.label_N),
+            *stranger_figures(classifier.calibration, logits_NK, other_MK, str(ood)),
+        ),
+        {name: _listed(value_P) for metric in metrics for name, value_P in metric.by_prototype().items()},
+        tuple(reliability(logits_NK, subject.label_N)),
+    )
+    if data is None or is_training_data(classifier, dataset):
+        write_json(classifier.path / layout.INTERPRETABILITY, result.to_dict())
+        write_report(classifier.path, classifier, explain_some(classifier, dataset, logits_NK))
+    return result
+
+
+def _listed(value_P: Tensor) -> list[float | None]:
+    """NaN is not JSON."""
+    return [value if math.isfinite(value) else None for value in value_P.tolist()]

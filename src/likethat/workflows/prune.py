@@ -1,0 +1,201 @@
+"""A run with fewer prototypes or fewer connections: what `likethat prune` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from likethat.config import TrainConfig
+from likethat.data.dataset import PARTS
+from likethat.data.folder_kinds import is_run
+from likethat.errors import UserError
+from likethat.inference.passes import measure
+from likethat.progress import Display
+from likethat.report.path import draw_path
+from likethat.runs import layout
+from likethat.runs.atomic_files import whole_folder, write_text
+from likethat.runs.classifier import load
+from likethat.training.last_layer import LastLayerSolution, solve_path
+from likethat.training.prune import (
+    NEAREST,
+    THRESHOLD,
+    PathPoint,
+    choose_point,
+    largest_lambda,
+    own_neighbours,
+    path_lambdas,
+    prototypes_to_keep,
+    refit_last_layer,
+)
+from likethat.workflows.derived import Member, copy_history, open_member, write_combined, write_network
+from likethat.workflows.run_conclusion import conclude
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What remains of a member."""
+
+    member: Member
+    keep_p: Tensor
+    solution: LastLayerSolution
+    settings: TrainConfig  # with the lambda that the solution belongs to
+
+    def logits(self, part: str) -> Tensor:
+        return self.member.scores[part].logits(self.solution.weight_KP, self.keep_p)
+
+
+def prune(
+    run: str | Path,
+    out: str | Path,
+    *,
+    k: int = NEAREST,
+    threshold: int = THRESHOLD,
+    keep_one: bool = False,
+    budget: int | None = None,
+    data: str | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    display: Display | None = None,
+) -> dict[str, Any]:
+    """Removes the prototypes with fewer than `threshold` images of their own class among their k nearest training
+    images; or, with a `budget`, keeps them all and at most so many connections that are not zero.
+
+    Each network of a combined run is pruned by itself, so that the run stays the sum of its members.
+    """
+    started = time.monotonic()
+    display, out = display or Display(quiet=True), Path(out)
+    if not 1 <= threshold <= k:
+        raise UserError(f"--threshold must lie between 1 and --k, which is {k}; {threshold} does not.")
+    classifier = load(run, device)
+    with whole_folder(out, is_run, overwrite=overwrite) as target:
+        count = len(classifier.networks)
+        nearest, scratch = k if budget is None else None, target.parent  # which goes when all is done
+        members = [open_member(classifier, n, data, scratch, display, nearest=nearest) for n in range(count)]
+        _check_same_parts(members)
+        if budget is None:
+            pruned = [_prune_by_rule(member, threshold, keep_one) for member in members]
+            asked: dict[str, Any] = {"k": k, "threshold": threshold}
+        else:
+            pruned, asked = _prune_to_budget(members, budget, display)
+        asked["seconds"] = time.monotonic() - started
+        return _write(target, classifier.path, pruned, asked)
+
+
+def _check_same_parts(members: Sequence[Member]) -> None:
+    parts = [[{sample.path for sample in m.dataset.part(part)} for part in PARTS] for m in members]
+    if any(part != parts[0] for part in parts):
+        raise UserError(
+            "The combined runs were trained on different images, so none judges them all fairly; prune each run before "
+            "it is combined."
+        )
+
+
+def _prune_by_rule(member: Member, threshold: int, keep_one: bool) -> Pruned:
+    scores = member.scores["train"]
+    assert member.nearest_Pk is not None
+    own_P = own_neighbours(member.nearest_Pk, scores.label_N, scores.class_P)
+    keep_p = prototypes_to_keep(own_P, scores.class_P, member.dataset.classes, threshold=threshold, keep_one=keep_one)
+    settings = member.record.config.train
+    return Pruned(
+        member, keep_p, refit_last_layer(scores.select(keep_p), member.weight_KP[:, keep_p], settings), settings
+    )
+
+
+def _prune_to_budget(members: Sequence[Member], budget: int, display: Display) -> tuple[list[Pruned], dict[str, Any]]:
+    """One lambda for all members, chosen on validation."""
+    settings = [member.record.config.train for member in members]
+    train = [member.scores["train"].fair() for member in members]
+    lambdas = path_lambdas(max(map(largest_lambda, train, settings)))
+    paths = []
+    with display.task("path over lambda") as advance:
+        for number, (scores, own) in enumerate(zip(train, settings, strict=True)):
+            data = (scores.score_NP, scores.label_N, scores.class_P, scores.num_classes)
+            paths.append(solve_path(*data, lambdas, ridge=own.ridge))
+            advance(number + 1, len(members))
+    steps = [
+        [
+            Pruned(member, torch.arange(len(member.prototypes)), solution, replace(own, l1=lam))
+            for member, solution, own in zip(members, solutions, settings, strict=True)
+        ]
+        for lam, solutions in zip(lambdas, zip(*paths, strict=True), strict=True)
+    ]
+    path = [
+        PathPoint(lam, _connections(step), _measure(step)["accuracy"]) for lam, step in zip(lambdas, steps, strict=True)
+    ]
+    chosen = choose_point(path, budget)
+    return steps[chosen], {"budget": budget, "chosen": chosen, "path": [asdict(point) for point in path]}
+
+
+def _connections(pruned: Sequence[Pruned]) -> int:
+    return sum(int((part.solution.weight_KP != 0).sum()) for part in pruned)
+
+
+def _measure(pruned: Sequence[Pruned]) -> dict[str, float]:
+    """On validation, of the sum of the members' logits."""
+    logits_NK = torch.stack([part.logits("val") for part in pruned]).sum(0)
+    return measure(logits_NK, pruned[0].member.scores["val"].label_N)
+
+
+def _describe(pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]:
+    """The line of metrics.jsonl about these members together."""
+    members = [part.member for part in pruned]
+    before_NK = torch.stack([m.scores["val"].logits(m.weight_KP) for m in members]).sum(0)
+    removed = dict.fromkeys(members[0].dataset.classes, 0)
+    for part in pruned:
+        kept = set(part.keep_p.tolist())
+        for number, prototype in enumerate(part.member.prototypes):
+            removed[prototype.class_name] += number not in kept
+    return {
+        "stage": "prune",
+        **asked,
+        "lambda": pruned[0].settings.l1,
+        "removed": removed,
+        "prototypes": sum(len(part.keep_p) for part in pruned),
+        "connections": _connections(pruned),
+        "nonzero_negative": sum(part.solution.nonzero_negative for part in pruned),
+        "kkt_residual": max(part.solution.kkt_residual for part in pruned),
+        "before": measure(before_NK, members[0].scores["val"].label_N),
+        "after": _measure(pruned),
+    }
+
+
+def _write(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]:
+    """The run folder, with those of its members where it is a combined one; the test images are judged last."""
+    folders, metrics = layout.read_record(run).member_folders(), layout.read_metrics(run)
+    for folder, part in zip(folders, pruned, strict=True):
+        member = part.member
+        record = replace(member.record, config=replace(member.record.config, train=part.settings))
+        class_p, weight_Kp = member.scores["train"].class_P[part.keep_p], part.solution.weight_KP
+        network, prototypes = member.network, member.prototypes
+        write_network(target / folder, record, network, part.keep_p, class_p, weight_Kp, prototypes, member.path)
+        copy_history(run / folder, target / folder)
+    line = _describe(pruned, asked)
+    metrics.append(line)
+    if len(folders) > 1:
+        write_combined(target, [layout.read_record(target / folder) for folder in folders])
+        metrics.append(_conclude_members(target, run, pruned, asked))
+    if "path" in asked:
+        write_text(target / layout.PATH, draw_path(asked["path"], asked["chosen"], asked["budget"]))
+    logits_NK = torch.stack([part.logits("test") for part in pruned]).sum(0)
+    val_NK = torch.stack([part.logits("val") for part in pruned]).sum(0)
+    _, evaluation = conclude(target, metrics, pruned[0].member.dataset, logits_NK, val_NK)
+    return {**line, "test": evaluation.to_dict()}
+
+
+def _conclude_members(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]:
+    """Reports of the members by themselves; gives the line that tells of them in the combined run's metrics."""
+    alone = {name: value for name, value in asked.items() if name in ("k", "threshold")}
+    old = next(line for line in reversed(layout.read_metrics(run)) if line["stage"] == "combine")
+    members = []
+    folders = layout.read_record(run).member_folders()
+    for entry, folder, part in zip(old["members"], folders, pruned, strict=True):
+        metrics = [*layout.read_metrics(run / folder), _describe([part], alone)]
+        _, evaluation = conclude(target / folder, metrics, part.member.dataset, part.logits("test"), part.logits("val"))
+        members.append({**entry, "prototypes": len(part.keep_p), "accuracy": evaluation.accuracy})
+    return {**old, "members": members}

@@ -1,0 +1,155 @@
+"""Which runs the table is made of, where they lie, and the command that makes each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+
+from likethat import config
+from likethat.errors import UserError
+from likethat.runs import layout
+from likethat.workflows.run_setup import check_same_config
+
+PLAIN, COMBINED, PRUNED = "plain", "combined", "-pruned"  # names of folders, the last one a suffix
+
+
+@dataclass(frozen=True)
+class Study:
+    """What was asked for. `views` says for each block of the table whether boxes are ignored."""
+
+    data: str
+    has_boxes: bool
+    out: Path  # absolute: runs remember where their classifier lies
+    backbones: tuple[str, ...]
+    weights: tuple[str, ...]  # one a backbone
+    seeds: tuple[int, ...]
+    presets: tuple[str, ...]
+    views: tuple[bool, ...]
+    device: str
+    config_file: Path | None
+    options: Mapping[str, Any]
+
+    def folder(self, full: bool, seed: int, backbone: str, kind: str) -> str:
+        """Of a run, relative to the study's; `kind` is the plain classifier or a preset. That of a combined one names
+        its members, so that a study with more backbones makes another."""
+        backbone = "+".join(self.backbones) if backbone == COMBINED else backbone
+        return f"{'full/' if full else ''}seed{seed}/{backbone}/{kind}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run: its folder in the study, the arguments of `likethat` that make it, the runs it is made from."""
+
+    name: str
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+
+def check_study(study: Study) -> None:
+    """Tells mistakes before the first run begins."""
+    for words, what in ((study.backbones, "--backbones"), (study.presets, "--presets")):
+        if not words or len(set(words)) < len(words):
+            raise UserError(f"{what} takes one or more different names.")
+    for backbone, weights in zip(study.backbones, study.weights, strict=True):
+        if not timm.is_model(backbone):
+            raise UserError(f"There is no timm model called '{backbone}'; name others with --backbones.")
+        if weights not in ("pretrained", "none") and not Path(weights).is_file():
+            raise UserError(f"The weights file {weights} does not exist; pass 'pretrained', 'none' or a file.")
+    if True in study.views and not study.has_boxes:
+        raise UserError(f"{study.data} has no boxes, so its pictures are whole already; leave --full-images out.")
+    for full in study.views:
+        for seed in study.seeds:
+            for number in range(len(study.backbones)):
+                for kind in (PLAIN, *study.presets):
+                    _check_run(study, full, seed, number, kind)
+
+
+def _check_run(study: Study, full: bool, seed: int, number: int, kind: str) -> None:
+    """A run that is there already must be of this study."""
+    asked = config.resolve(preset_of(kind), study.config_file, **run_options(study, full, seed, number, kind))
+    run = study.out / study.folder(full, seed, study.backbones[number], kind)
+    if (run / layout.CONFIG).is_file():
+        try:
+            check_same_config(layout.read_record(run), asked)
+        except UserError as error:
+            raise UserError(f"{run} is another study's. {error}") from error
+
+
+def preset_of(kind: str) -> str:
+    return "default" if kind == PLAIN else kind
+
+
+def run_options(study: Study, full: bool, seed: int, number: int, kind: str) -> dict[str, Any]:
+    """Options of the plain classifier or a preset. What was asked of a stage is asked of the presets that have it."""
+    backbone = study.backbones[number]
+    own = config.resolve(preset_of(kind), backbone=backbone).train
+    options = {
+        name: value for name, value in study.options.items() if not name.endswith("_epochs") or getattr(own, name)
+    }
+    if not own.classifier_epochs and options.get("latent_width") == "auto":
+        del options["latent_width"]  # it takes a classifier; the published number stays
+    options |= {"seed": seed, "backbone": backbone, "weights": study.weights[number]}
+    if full:
+        options["full_images"] = True
+    if kind != PLAIN and own.classifier_epochs:
+        options["from_classifier"] = str(study.out / study.folder(full, seed, backbone, PLAIN))
+    return options
+
+
+def make_tasks(study: Study) -> list[Task]:
+    """Every run of the study, one seed after the other, so that a table with all its rows is there early."""
+    tasks = []
+    for seed in study.seeds:
+        for full in study.views:
+            for number, backbone in enumerate(study.backbones):
+                tasks += _runs_of(study, full, seed, number, backbone)
+            tasks += _combinations(study, full, seed)
+    return tasks
+
+
+def _runs_of(study: Study, full: bool, seed: int, number: int, backbone: str) -> list[Task]:
+    tasks = []
+    for kind in (PLAIN, *study.presets):
+        name = study.folder(full, seed, backbone, kind)
+        options = run_options(study, full, seed, number, kind)
+        verb = "baseline" if kind == PLAIN else "train"
+        arguments = [verb, study.data, "--out", str(study.out / name), "--resume", "--preset", preset_of(kind)]
+        if study.config_file:
+            arguments += ["--config", str(study.config_file)]
+        arguments += [*flags(options), "--device", study.device]
+        needs = [study.folder(full, seed, backbone, PLAIN)] if "from_classifier" in options else []
+        tasks.append(Task(name, tuple(arguments), tuple(needs)))
+        if kind != PLAIN:
+            # A class whose prototypes are all mixed keeps its best one, so that a study is not lost over it.
+            pruning = ["prune", str(study.out / name), "--out", str(study.out / f"{name}{PRUNED}"), "--keep-one"]
+            tasks.append(Task(f"{name}{PRUNED}", (*pruning, "--device", study.device), (name,)))
+    return tasks
+
+
+def _combinations(study: Study, full: bool, seed: int) -> list[Task]:
+    if len(study.backbones) < 2:
+        return []
+    tasks = []
+    for preset in study.presets:
+        name = study.folder(full, seed, COMBINED, preset)
+        members = [study.folder(full, seed, backbone, preset) for backbone in study.backbones]
+        paths = [str(study.out / member) for member in members]
+        arguments = ("combine", *paths, "--out", str(study.out / name), "--device", study.device)
+        tasks.append(Task(name, arguments, tuple(members)))
+    return tasks
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """The options as they are typed."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)]
+    return words

@@ -1,0 +1,47 @@
+"""How a run ends: calibration, test accuracy, metrics.jsonl and report, however its model was made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from likethat.data.dataset import DataSet
+from likethat.explaining.explanation import Explanation, explain_batch
+from likethat.metrics.accuracy import Evaluation, evaluate_logits
+from likethat.report.html import write_report
+from likethat.runs.calibration import calibrate, write_calibration
+from likethat.runs.classifier import Classifier, load
+from likethat.training.state import write_metrics
+
+EXPLAINED = 4  # test images in the report
+
+
+def conclude(
+    run: Path, metrics: list[dict[str, Any]], dataset: DataSet, logits_NK: Tensor, val_NK: Tensor | None
+) -> tuple[Classifier, Evaluation]:
+    """Calibration, test accuracy, metrics.jsonl and report of a run whose models and prototypes are written.
+
+    `logits_NK` are those of the test images, `val_NK` those of the validation images, if there are any that no network
+    of the run was trained on.
+    """
+    if val_NK is not None and len(val_NK):
+        write_calibration(run, calibrate(val_NK, torch.tensor([sample.label for sample in dataset.val])))
+    label_N = torch.tensor([sample.label for sample in dataset.test], device=logits_NK.device)
+    evaluation = evaluate_logits(logits_NK, label_N, dataset.classes, "test")
+    write_metrics(run, [*metrics, {"stage": "test", **evaluation.to_dict()}])
+    classifier = load(run, str(logits_NK.device))
+    write_report(run, classifier, explain_some(classifier, dataset, logits_NK))
+    return classifier, evaluation
+
+
+def explain_some(classifier: Classifier, dataset: DataSet, logits_NK: Tensor) -> list[Explanation]:
+    """A few test images spread over the classes, and one that the model got wrong where there is one."""
+    labels = torch.tensor([sample.label for sample in dataset.test])
+    wrong = (logits_NK.argmax(1).cpu() != labels).nonzero()[:, 0].tolist()[:1]
+    spread = torch.linspace(0, len(labels) - 1, EXPLAINED - len(wrong)).long().tolist()
+    chosen = [dataset.test[number] for number in dict.fromkeys(spread + wrong)]
+    prepared = [classifier.prepare(dataset.root / sample.path, sample.box) for sample in chosen]
+    return explain_batch(classifier, prepared, paths=[sample.path for sample in chosen])

@@ -1,0 +1,149 @@
+"""How a run begins: its folder, its images read and decoded, and the record of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from likethat.config import AUTO_WIDTH, Config
+from likethat.data.cache import LoadedDataSet, load_dataset
+from likethat.data.dataset import DataSet, fingerprint
+from likethat.data.formats import open_dataset
+from likethat.data.loaders import Images, hold
+from likethat.distributed import barrier, is_first, world
+from likethat.errors import UserError
+from likethat.progress import Display
+from likethat.runs import layout
+from likethat.runs.layout import DataRecord, RunRecord
+from likethat.runtime import StopFlag, physical_memory
+
+MEMORY_SHARE = 0.4  # of the machine's memory that decoded pictures may take; beyond it they stay on disk
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What training starts from."""
+
+    config: Config
+    dataset: DataSet
+    images: dict[str, Images]
+    sha256: Mapping[str, str]
+    found: frozenset[str]  # every file of the data set, the bad ones that are left out included
+
+
+def open_out(out: Path, config: Config, kind: str, *, resume: bool, overwrite: bool) -> RunRecord | None:
+    """Looks whether the run may go there; gives what a run that goes on was begun with."""
+    saved = layout.read_record(out) if resume and (out / layout.CONFIG).is_file() else None
+    if saved is not None:
+        if saved.kind != kind:
+            raise UserError(f"{out} holds a {saved.kind} run, not one of this command's; choose another --out.")
+        check_same_config(saved, config)
+    layout.check_out(out, overwrite=overwrite, resume=resume)
+    barrier()  # so that no process takes what another one begins for an earlier run
+    return saved
+
+
+def begin(out: Path, record: RunRecord, saved: RunRecord | None) -> None:
+    """An earlier run is removed only now that images and weights are known to be good."""
+    barrier()
+    if is_first():
+        if saved is None:
+            layout.clear_out(out)
+        record.write(out)
+    barrier()
+    if not (out / layout.CONFIG).is_file():
+        raise UserError(f"Not every process sees {out}; choose an --out on a disk that all machines share.")
+
+
+def check_same_config(saved: RunRecord, asked: Config) -> None:
+    """A resumed run keeps its configuration; what is asked for now must not contradict it."""
+    if asked.model.latent_width == AUTO_WIDTH and "latent_width" in saved.automatic:
+        asked = replace(asked, model=replace(asked.model, latent_width=saved.config.model.latent_width))
+    if asked.train.from_classifier and saved.config.train.from_classifier:  # which may have been moved
+        asked = replace(asked, train=replace(asked.train, from_classifier=saved.config.train.from_classifier))
+    if asked != saved.config:
+        different = [
+            f"--{name.replace('_', '-')}"
+            for section, values in saved.config.to_dict().items()
+            if isinstance(values, dict)
+            for name, value in values.items()
+            if asked.to_dict()[section][name] != value
+        ]
+        raise UserError(
+            f"The run was begun with other settings ({', '.join(different) or '--preset'}); "
+            "resume with the same command, or start a new run."
+        )
+
+
+def check_same_images(saved: RunRecord | None, now: RunRecord, run: Path) -> None:
+    if saved is not None and saved.data.fingerprint != now.data.fingerprint:
+        raise UserError(
+            f"The images under {now.data.root} are not those that {run} was begun with; restore them or start a new "
+            "run."
+        )
+
+
+def prepare(
+    data: Path, out: Path, config: Config, device: torch.device, display: Display, stop: StopFlag | None = None
+) -> Prepared:
+    """Reads, checks and decodes every image once; stops with all problems told when there are any."""
+    dataset = open_dataset(
+        data,
+        seed=config.train.seed,
+        full_images=config.data.full_images,
+        val_fraction=config.data.val_fraction,
+        test_fraction=config.data.test_fraction,
+    )
+    barrier()  # so that no process takes what another one begins among the images for a class
+    height, width = config.model.input_size
+    too_large = len(dataset.all_samples()) * height * width * 3 > MEMORY_SHARE * physical_memory()
+    with display.task("reading images") as advance:
+
+        def go_on(done: int, total: int) -> None:
+            advance(done, total)
+            if stop is not None:
+                stop.check()
+
+        loaded = load_dataset(
+            dataset,
+            config.model.input_size,
+            skip_bad=config.data.skip_bad,
+            # Of several processes each decodes a share, and all use the file.
+            cache_file=out / layout.PIXELS if too_large or world() > 1 else None,
+            progress=go_on,
+        )
+    _tell_problems(loaded, config.data.skip_bad, display)
+    dataset = loaded.dataset
+    images = {part: hold(pixels, dataset.part(part), device) for part, pixels in loaded.pixels.items()}
+    found = frozenset(sample.path for sample in loaded.report.dataset.all_samples())
+    return Prepared(config, dataset, images, loaded.report.sha256, found)
+
+
+def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> None:
+    report = loaded.report
+    for problem in report.problems:
+        display.line(f"{'note' if problem.is_warning else 'problem'}: {problem}")
+    if report.errors and not skip_bad:
+        raise UserError(
+            f"{len(report.errors)} problems in {report.dataset.root}, the first: {report.errors[0]}. "
+            "Mend them, or train without those files (`likethat train ... --skip-bad`)."
+        )
+    if skip_bad and report.bad_paths():
+        display.line(f"training without {len(report.bad_paths())} bad files")
+
+
+def make_record(prepared: Prepared, prototypes_of_class: list[int]) -> RunRecord:
+    dataset = prepared.dataset
+    skipped = sorted(prepared.found - {sample.path for sample in dataset.all_samples()})
+    data = DataRecord(
+        root=str(dataset.root),
+        kind=dataset.kind,
+        classes=dataset.classes,
+        counts={part: len(images) for part, images in prepared.images.items()},
+        skipped=tuple(skipped),
+        fingerprint=fingerprint(dataset, prepared.sha256),
+    )
+    return RunRecord(prepared.config, data, tuple(prototypes_of_class))

@@ -1,0 +1,133 @@
+"""From a folder of images to a finished run folder: what `likethat train` and `likethat.train` do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from likethat.config import AUTO_WIDTH, resolve
+from likethat.distributed import barrier, is_first
+from likethat.explaining.gallery import draw_prototypes, save_prototypes
+from likethat.inference.passes import classify_images, latents_of, logits_by, measure, own_batches_of
+from likethat.models.backbone import place
+from likethat.models.baseline import PlainClassifier
+from likethat.models.protopnet import ProtoPNet, create_protopnet
+from likethat.progress import Display
+from likethat.runs import layout
+from likethat.runs.atomic_files import save_tensors
+from likethat.runs.baseline import check_classifier, read_classifier
+from likethat.runs.classifier import Classifier, load
+from likethat.runs.layout import RunRecord
+from likethat.runtime import exact_arithmetic, resolve_device, seed_for, stop_on_signals
+from likethat.training.course import Course
+from likethat.training.loop import fit
+from likethat.training.state import RunState
+from likethat.training.tensorboard import tensorboard_observer
+from likethat.workflows.run_conclusion import conclude
+from likethat.workflows.run_setup import Prepared, begin, check_same_images, make_record, open_out, prepare
+
+
+def train(
+    data: str | Path,
+    out: str | Path,
+    *,
+    preset: str = "default",
+    config_file: Path | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    tensorboard: bool = False,
+    display: Display | None = None,
+    **options: Any,
+) -> Classifier:
+    """Trains on an image folder, CUB_200_2011 or Stanford Cars, and leaves a finished run folder at `out`.
+
+    `options` are the names that `likethat train --help` lists, such as backbone="resnet34".
+    """
+    out, display = Path(out), display or Display(quiet=True)
+    torch_device = resolve_device(device)
+    exact_arithmetic()
+    config = resolve(preset, config_file, **options)
+    saved = open_out(out, config, layout.PROTOPNET, resume=resume, overwrite=overwrite)
+    if saved is not None and layout.is_finished(out):
+        display.line(f"{out} is finished already.")
+        return load(out, device)
+    if saved is not None and (out / layout.STATE).is_file():
+        config, classifier = replace(config, train=saved.config.train), ""  # read already, wherever it is now
+    else:
+        classifier = config.train.from_classifier
+    if classifier:
+        check_classifier(Path(classifier), config.model, display)
+    with stop_on_signals() as stop:
+        prepared = prepare(Path(data), out, config, torch_device, display, stop)
+        record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
+        check_same_images(saved, record, out)
+        torch.manual_seed(seed_for(config.train.seed, "weights"))
+        weights = "none" if config.train.from_classifier else config.model.weights
+        model = place(create_protopnet(config.model, list(record.prototypes_of_class), weights=weights), torch_device)
+        plain = None
+        if config.train.has_classifier:
+            plain = PlainClassifier(model.backbone, len(record.data.classes)).to(torch_device)
+            if classifier:
+                read_classifier(plain, Path(classifier), record)
+        begin(out, record, saved)
+        _describe(prepared, model, torch_device, display)
+        train_images, val_images = prepared.images["train"], prepared.images["val"]
+        observe = tensorboard_observer(out) if tensorboard and is_first() else None
+        classes = prepared.dataset.classes
+        course = Course(train_images, val_images, classes, config, out, display, stop, observe)
+        state = fit(model, plain, course)
+        if config.model.latent_width == AUTO_WIDTH and is_first():
+            with_chosen_width(record, model).write(out)
+        return finish(out, model, state, prepared, display)
+
+
+def with_chosen_width(record: RunRecord, model: ProtoPNet) -> RunRecord:
+    """A finished run says which width it has, and that the choice was its own."""
+    settings = replace(record.config.model, latent_width=model.prototype_layer.prototype_PDhw.shape[1])
+    return replace(record, config=replace(record.config, model=settings), automatic=("latent_width",))
+
+
+def _describe(prepared: Prepared, model: ProtoPNet, device: torch.device, display: Display) -> None:
+    counts = ", ".join(f"{len(images)} {part}" for part, images in prepared.images.items())
+    height, width = model.backbone.map_size
+    display.line(
+        f"{len(prepared.dataset.classes)} classes, images: {counts}. {model.backbone.name} on {device}, "
+        f"{height}x{width} map, {len(model.prototype_layer.class_P)} prototypes."
+    )
+
+
+def finish(out: Path, model: ProtoPNet, state: RunState, prepared: Prepared, display: Display) -> Classifier:
+    """Model, prototypes, test accuracy (looked at here for the first and only time) and report."""
+    assert state.best_projection is not None
+    dataset, test = prepared.dataset, prepared.images["test"]
+    layer = model.prototype_layer
+    heads = [(layer, model.last_layer.weight)]
+    if state.best_unsolved_KP is not None:
+        # For reading only: what projection and last layer did to the accuracy, which the run told on validation images.
+        unsolved_KP = state.best_unsolved_KP.to(test.device)
+        before = layer.with_prototypes(layer.unprojected_PDhw.flatten(1), layer.class_P)
+        heads += [(before, unsolved_KP), (layer, unsolved_KP)]
+    with display.task("test images") as advance:
+        latents = latents_of(model, own_batches_of(test, advance))
+        logits_NK, *unsolved = logits_by(heads, latents, len(test), test.device)
+    val_NK = classify_images(model, prepared.images["val"])
+    metrics = state.metrics
+    if unsolved:
+        measured = [measure(unsolved_NK, test.label_N) for unsolved_NK in unsolved]
+        metrics = [*metrics, {"stage": "test_projection", "before": measured[0], "after": measured[1]}]
+    if not is_first():
+        barrier()
+        return load(out, str(test.device))
+    save_tensors(out / layout.MODEL, model.state_dict())
+    sources = (dataset.train, dataset.root, prepared.sha256, dataset.classes)
+    with display.task("pictures of prototypes") as advance:
+        save_prototypes(out, draw_prototypes(out, model, state.best_projection, *sources, advance))
+    classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)
+    layout.drop_checkpoints(out)
+    barrier()
+    display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
+    return classifier

@@ -1,0 +1,328 @@
+"""Explanations: what they say must be what the network computed, and boxes must lie where the file has the pixels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.explain_run import BORDER, CELL_HW, MAP_HW, TO_STORED, TinyRun, grid_picture, make_run
+from PIL import Image
+
+from likethat.errors import UserError
+from likethat.explaining.draw.render import scaled
+from likethat.explaining.explanation import Options, explain, explain_batch, explain_outputs
+from likethat.runs.classifier import Classifier, Prototype, load, read_prototypes
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    return make_run(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def classifier(run: TinyRun) -> Classifier:
+    return load(run.path, "cpu")
+
+
+@pytest.fixture(scope="module")
+def picture(run: TinyRun) -> Path:
+    return run.root / run.samples[0].path
+
+
+def combined(first: TinyRun, second: TinyRun) -> Classifier:
+    """Two runs as one; pictures are named by their full paths, since they lie in two folders."""
+
+    def of(run: TinyRun, member: int, start: int) -> list[Prototype]:
+        return [
+            replace(p, id=start + p.id, member=member, crop=str(run.path / p.crop), source=str(run.path / p.source))
+            for p in run.prototypes
+        ]
+
+    prototypes = of(first, 0, 0) + of(second, 1, len(first.prototypes))
+    return Classifier(first.path, first.classes, [first.model, second.model], prototypes)
+
+
+def test_sheets_hold_every_connection_and_add_up_to_the_logits(classifier: Classifier, picture: Path) -> None:
+    explanation = explain(classifier, picture)
+    prepared = classifier.prepare(picture)
+    with torch.inference_mode():
+        output = classifier.networks[0](prepared.pixels[0][None].float() / 255)
+    logits, scores = output.logits_BK[0].double(), output.score_BP[0].tolist()
+    order = logits.argsort(descending=True).tolist()
+    assert [sheet.name for sheet in explanation.classes] == [classifier.classes[label] for label in order]
+    for sheet in explanation.classes:
+        label = classifier.classes.index(sheet.name)
+        weights = classifier.weight_KP[label].tolist()
+        assert {row.match.prototype.id: row.weight for row in sheet.rows} == {p: w for p, w in enumerate(weights) if w}
+        for row in sheet.rows:
+            assert row.match.similarity == pytest.approx(scores[row.match.prototype.id], abs=1e-6)
+            assert row.match.similarity == pytest.approx(float(row.match.map_HW.max()), abs=1e-6)
+            assert row.points == row.match.similarity * row.weight
+        points = [row.points for row in sheet.rows]
+        assert points == sorted(points, reverse=True)
+        assert min(points) < 0 < max(points)
+        assert sheet.logit == pytest.approx(float(logits[label]), abs=1e-6)
+        assert abs(sum(points) - sheet.logit) <= 1e-4 * max(1, abs(sheet.logit))
+        assert sheet.probability == pytest.approx(float(logits.softmax(0)[label]), abs=1e-9)
+    assert explanation.predicted.name == classifier.predict(picture).class_name
+
+
+def test_points_that_do_not_add_up_are_never_shown(run: TinyRun, picture: Path) -> None:
+    classifier = load(run.path, "cpu")
+    classifier.networks[0].last_layer.register_forward_hook(lambda module, args, logits_BK: logits_BK + 0.01)
+    with pytest.raises(AssertionError, match="points differ from the logit"):
+        explain(classifier, picture)
+
+
+def test_shortened_sheet_still_adds_up(classifier: Classifier, picture: Path) -> None:
+    for sheet in explain(classifier, picture).classes:
+        rows, others, rest = sheet.main_rows(2)
+        assert len(rows) == 2
+        assert others == len(sheet.rows) - 2
+        assert sum(row.points for row in rows) + rest == pytest.approx(sheet.logit, abs=1e-4)
+        left_out = [abs(row.points) for row in sheet.rows if row not in rows]
+        assert min(abs(row.points) for row in rows) >= max(left_out)
+
+
+def test_nearest_prototypes_are_those_with_the_highest_similarity(classifier: Classifier, picture: Path) -> None:
+    explanation = explain(classifier, picture, top_classes=1)
+    scores = classifier.outputs([classifier.prepare(picture)])[0].score_BP[0]
+    assert [match.prototype.id for match in explanation.nearest] == scores.argsort(descending=True).tolist()[:10]
+
+
+def test_document_survives_json(classifier: Classifier, picture: Path) -> None:
+    explanation = explain(classifier, picture, top_classes=2)
+    document = json.loads(json.dumps(explanation.to_dict(maps=True)))
+    assert set(document) == {"path", "predicted", "attribution", "classes", "nearest", "maps"}
+    assert document["path"] == str(picture)
+    assert len(document["classes"]) == 2
+    for entry in document["classes"]:
+        assert set(entry) == {"name", "logit", "probability", "rows"}
+        for row in entry["rows"]:
+            assert set(row) == {*"prototype name similarity weight points box attribution source".split()}
+            assert set(row["source"]) == {"path", "class", "box"}
+            map_HW = document["maps"][str(row["prototype"])]
+            assert (len(map_HW), len(map_HW[0])) == MAP_HW
+            assert max(map(max, map_HW)) == pytest.approx(row["similarity"], abs=1e-6)
+    assert "maps" not in explanation.to_dict()
+
+
+def test_comparison_adds_up_to_the_lead(classifier: Classifier, picture: Path) -> None:
+    order = [sheet.name for sheet in explain(classifier, picture).classes]
+    explanation = explain(classifier, picture, top_classes=1, against=order[2])
+    assert [sheet.name for sheet in explanation.classes] == [order[0], order[2]]
+    lead = explanation.difference()
+    best, rival = explanation.classes
+    assert sum(row.points for row in lead.rows) == pytest.approx(best.logit - rival.logit, abs=1e-4)
+    a, b = (classifier.weight_KP[classifier.classes.index(sheet.name)] for sheet in (best, rival))
+    for row in lead.rows:
+        assert row.weight == pytest.approx(float(a[row.match.prototype.id] - b[row.match.prototype.id]), abs=1e-6)
+    assert {row.match.prototype.id for row in lead.rows} == set((a != b).nonzero()[:, 0].tolist())
+    document = explanation.to_dict()
+    assert document["against"] == order[2]
+    assert len(document["difference"]) == len(lead.rows)
+
+
+def test_prediction_compared_with_itself_is_compared_with_the_runner_up(classifier: Classifier, picture: Path) -> None:
+    order = [sheet.name for sheet in explain(classifier, picture).classes]
+    assert explain(classifier, picture, top_classes=1, against=order[0]).rival == order[1]
+
+
+def test_mistakes_get_a_sentence(classifier: Classifier, picture: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no class called 'finsh'; did you mean finch"):
+        explain(classifier, picture, against="finsh")
+    with pytest.raises(UserError, match="no class called 'XYZ'"):
+        explain(classifier, picture, against="XYZ")
+    with pytest.raises(UserError, match="At least 1 class"):
+        explain(classifier, picture, top_classes=0)
+    explanation = explain(classifier, picture)
+    with pytest.raises(UserError, match="against=CLASS"):
+        explanation.difference()
+    with pytest.raises(UserError, match=r"\.html, \.png or \.json"):
+        explanation.save(tmp_path / "sheet.pdf")
+
+
+@pytest.mark.parametrize("cropped", [False, True])
+@pytest.mark.parametrize("orientation", TO_STORED)
+def test_boxes_are_in_pixels_of_the_file(
+    classifier: Classifier, tmp_path: Path, orientation: int, cropped: bool
+) -> None:
+    """The same upright picture, however it is stored, is explained the same way, and the file has under each box
+    the pixels that the network saw there."""
+    colours = np.random.default_rng(5).integers(0, 256, (*MAP_HW, 3), np.uint8)
+    grid_picture(tmp_path / "upright.png", colours)
+    upright = Image.open(tmp_path / "upright.png")
+    reference = explain(classifier, tmp_path / "upright.png")
+    crop_to = grid_picture(tmp_path / "stored.png", colours, orientation, cropped)
+    explanation = explain(classifier, tmp_path / "stored.png", crop_to=crop_to)
+    stored = Image.open(tmp_path / "stored.png")
+    assert explanation.picture.size == upright.size
+    for mine, other in zip(explanation.predicted.rows, reference.predicted.rows, strict=True):
+        assert mine.points == pytest.approx(other.points, abs=1e-6)
+        assert mine.match.share == pytest.approx(other.match.share)
+        assert scaled(other.match.share, *upright.size) == pytest.approx(other.match.box)
+        region = stored.crop(tuple(round(v) for v in mine.match.box))  # type: ignore[arg-type]
+        expected = upright.crop(tuple(round(v) for v in other.match.box))  # type: ignore[arg-type]
+        turn = TO_STORED[orientation]
+        turned = expected.transpose(turn) if turn is not None else expected
+        assert region.size == turned.size
+        assert np.array_equal(np.asarray(region), np.asarray(turned))
+
+
+def test_cells_of_prototypes_are_the_cells_they_were_projected_from(run: TinyRun) -> None:
+    """Over pictures with every EXIF orientation, with and without a crop box."""
+    orientations = set()
+    for prototype in run.prototypes:
+        stored = Image.open(run.root / prototype.path)
+        orientations.add(stored.getexif()[0x0112])
+        x0, y0, x1, y1 = prototype.cell
+        colour = tuple(run.colours[prototype.path][prototype.row, prototype.column].tolist())
+        region = stored.crop((round(x0), round(y0), round(x1), round(y1)))
+        assert region.getcolors() == [(CELL_HW[0] * CELL_HW[1], colour)]
+    assert len(orientations) > 2
+
+
+def test_box_of_a_prototype_meets_its_cell(run: TinyRun, classifier: Classifier) -> None:
+    for prototype in run.prototypes:
+        a, b = prototype.box, prototype.cell
+        assert a[0] < b[2]
+        assert b[0] < a[2]
+        assert a[1] < b[3]
+        assert b[1] < a[3]
+    # The map on the source picture peaks at the place of projection, and the explained box is the stored one.
+    prototype = run.prototypes[1]
+    explanation = explain(classifier, run.root / prototype.path, crop_to=prototype.crop_to, top_classes=3)
+    match = next(match for match in explanation.nearest if match.prototype.id == prototype.id)
+    assert divmod(int(match.map_HW.argmax()), MAP_HW[1]) == (prototype.row, prototype.column)
+    assert match.box == pytest.approx(prototype.box)
+
+
+def test_gallery_pictures_show_what_the_boxes_say(run: TinyRun) -> None:
+    turned = []
+    for prototype, sample in ((p, next(s for s in run.samples if s.path == p.path)) for p in run.prototypes):
+        cells = Image.fromarray(run.colours[sample.path].repeat(CELL_HW[0], 0).repeat(CELL_HW[1], 1))
+        source = Image.open(run.path / prototype.source)
+        assert max(source.size) <= 256
+        assert source.width / source.height == pytest.approx(cells.width / cells.height, rel=0.02)
+        assert difference(source, cells) < 6
+        crop = Image.open(run.path / prototype.crop)
+        assert max(crop.size) <= 160
+        scale = cells.width / source.width
+        region = cells.crop(tuple(round(v * scale) for v in prototype.source_box))  # type: ignore[arg-type]
+        assert difference(crop, region) < 6
+        turned.append(difference(crop, region.transpose(Image.Transpose.ROTATE_180)))
+    assert max(turned) > 20, "the comparison tells pictures apart"
+
+
+def difference(a: Image.Image, b: Image.Image) -> float:
+    """Mean absolute difference of two pictures at the smaller one's size."""
+    a, b = sorted((a.convert("RGB"), b.convert("RGB")), key=lambda image: image.width)
+    return float(np.abs(np.asarray(a, float) - np.asarray(b.resize(a.size, Image.Resampling.LANCZOS), float)).mean())
+
+
+def test_prototypes_file_is_what_was_returned_and_old_pictures_go(run: TinyRun) -> None:
+    assert read_prototypes(run.path) == run.prototypes
+    assert [prototype.id for prototype in run.prototypes] == list(range(6))
+    pictures = {path.relative_to(run.path).as_posix() for path in (run.path / "prototypes").iterdir()}
+    assert pictures == {name for p in run.prototypes for name in (p.crop, p.source)}
+    assert run.prototypes[0].label == 0
+    assert any(p.crop_to == (*BORDER, BORDER[0] + 5 * CELL_HW[1], BORDER[1] + 3 * CELL_HW[0]) for p in run.prototypes)
+
+
+def test_members_of_a_combined_classifier_add_their_points(run: TinyRun, tmp_path: Path) -> None:
+    other = make_run(tmp_path, seed=3, per_class=1, input_size="64x64")
+    both = combined(run, other)
+    picture = run.root / run.samples[1].path
+    crop_to = run.samples[1].box
+    explanation = explain(both, picture, crop_to=crop_to)
+    singles = [explain(load(r.path, "cpu"), picture, crop_to=crop_to) for r in (run, other)]
+    for sheet in explanation.classes:
+        assert sheet.logit == pytest.approx(sum(single.sheet(sheet.name).logit for single in singles), abs=1e-4)
+        expected = {}
+        for start, single in zip((0, len(run.prototypes)), singles, strict=True):
+            expected.update({start + row.match.prototype.id: row for row in single.sheet(sheet.name).rows})
+        assert {row.match.prototype.id for row in sheet.rows} == set(expected)
+        for row in sheet.rows:
+            alone = expected[row.match.prototype.id]
+            assert row.points == pytest.approx(alone.points, abs=1e-5)
+            assert row.match.box == pytest.approx(alone.match.box)
+    assert explanation.figure().width > 0
+
+
+def test_batch_gives_what_single_pictures_give(run: TinyRun, classifier: Classifier) -> None:
+    chosen = run.samples[:4]
+    prepared = [classifier.prepare(run.root / sample.path, sample.box) for sample in chosen]
+    together = explain_batch(classifier, prepared, paths=[sample.path for sample in chosen])
+    for explanation, sample in zip(together, chosen, strict=True):
+        alone = explain(classifier, run.root / sample.path, crop_to=sample.box)
+        assert explanation.path == sample.path
+        for a, b in zip(explanation.predicted.rows, alone.predicted.rows, strict=True):
+            assert a.match.prototype.id == b.match.prototype.id
+            assert a.points == pytest.approx(b.points, abs=1e-4)
+
+
+def test_whole_windows_larger_than_a_cell(tmp_path: Path) -> None:
+    run = make_run(tmp_path, per_class=1, prototype_shape="2x3")
+    for prototype in run.prototypes:
+        x0, y0, x1, y1 = prototype.cell
+        assert (x1 - x0) * (y1 - y0) == 2 * CELL_HW[0] * 3 * CELL_HW[1]
+    explanation = explain(load(run.path, "cpu"), run.root / run.samples[0].path)
+    assert tuple(explanation.nearest[0].map_HW.shape) == (2, 3)
+
+
+def test_figure_has_room_for_every_row_and_strange_names(tmp_path: Path) -> None:
+    names = ("a\nb\x00" * 40, "Grünfink <b>", "普通翠鸟")
+    run = make_run(tmp_path, names, per_class=5, nonzero=1.0)
+    explanation = explain(load(run.path, "cpu"), run.root / run.samples[0].path)
+    figures = [replace(explanation, classes=explanation.classes[:count]).figure() for count in (1, 2, 3)]
+    # 15 rows of a class: ten are drawn, the others are one line, so each class takes the same room.
+    heights = [figure.height for figure in figures]
+    assert heights[2] - heights[1] == heights[1] - heights[0] > 10 * 2 * 88
+    assert len({figure.width for figure in figures}) == 1
+
+
+def test_saves_by_suffix(classifier: Classifier, picture: Path, tmp_path: Path) -> None:
+    explanation = explain(classifier, picture)
+    with Image.open(explanation.save(tmp_path / "a.png")) as image:
+        assert (image.format, image.mode) == ("PNG", "RGB")
+    assert (tmp_path / "a.png").read_bytes() == explanation._repr_png_()
+    assert json.loads(explanation.save(str(tmp_path / "a.json")).read_text()) == explanation.to_dict()
+    assert explanation.save(tmp_path / "a.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_pictures_without_a_path(classifier: Classifier, picture: Path) -> None:
+    explanation = explain(classifier, picture.read_bytes())
+    assert explanation.path is None
+    assert explanation.to_dict()["predicted"] == explain(classifier, Image.open(picture)).predicted.name
+    assert explanation.picture.size == (5 * CELL_HW[1], 3 * CELL_HW[0])
+
+
+def test_missing_prototype_picture_gets_a_sentence(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    explanation = explain(load(run.path, "cpu"), run.root / run.samples[0].path)
+    for path in (run.path / "prototypes").iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match="restore the run folder"):
+        explanation.figure()
+
+
+def test_any_class_can_be_explained_and_compared_with_any_other(classifier: Classifier, picture: Path) -> None:
+    prepared = classifier.prepare(picture)
+    outputs = classifier.outputs([prepared])
+    every = explain(classifier, picture, top_classes=len(classifier.classes))
+    second, last = every.classes[1].name, every.classes[-1].name
+    (explanation,) = explain_outputs(classifier, outputs, [prepared], Options(1, also=[last, second, last]))
+    assert [sheet.name for sheet in explanation.classes] == [sheet.name for sheet in every.classes]
+    assert explanation.rival is None
+    lead = explanation.compare(last, second)
+    assert lead.logit == explanation.sheet(last).logit - explanation.sheet(second).logit < 0
+    weights = classifier.weight_KP[[classifier.classes.index(name) for name in (last, second)]].double()
+    assert {row.match.prototype.id: row.weight for row in lead.rows} == {
+        p: w for p, w in enumerate((weights[0] - weights[1]).tolist()) if w
+    }
+    with pytest.raises(UserError, match="no class called"):
+        explain_outputs(classifier, outputs, [prepared], Options(also=["nobody"]))

@@ -1,0 +1,61 @@
+"""Small data sets and runs for tests that go through the command line."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from likethat.cli.parser import main
+from likethat.data.synthetic.field_guide import make_birds
+
+_LOADED = multiprocessing.get_context("forkserver")
+_LOADED.set_forkserver_preload(["likethat.workflows.train"])
+
+# A whole run in a few seconds: timm's smallest ResNet from random weights.
+TINY = """--backbone test_resnet --weights none --latent-width 16 --input-size 64 --batch-size 8 --device cpu
+    --prototypes-per-class 3""".split()
+DEFAULT = [*TINY, *"--classifier-epochs 2 --joint-epochs 2,1".split()]
+PAPER = [*TINY, *"--preset paper --views 2 --last-layer-views 1 --warm-epochs 1 --joint-epochs 1,1".split()]
+
+
+def make_tiny_birds(folder: Path, seed: int = 0) -> Path:
+    make_birds(folder, species=3, train=6, val=3, test=3, size=64, seed=seed)
+    return folder
+
+
+def likethat(*arguments: object, check: int | None = 0) -> subprocess.CompletedProcess[str]:
+    """The real command in a process of its own; `check` is the exit code it must have.
+
+    The process is forked off one that has loaded torch already, which takes longer than most of these commands.
+    """
+    command, environment = list(map(str, arguments)), {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        files = [str(Path(folder, name)) for name in ("stdout", "stderr")]
+        process = _LOADED.Process(target=_command, args=(command, files, environment, os.getcwd()))
+        process.start()
+        process.join()
+        done = subprocess.CompletedProcess(
+            command, process.exitcode or 0, *(Path(file).read_text(encoding="utf-8") for file in files)
+        )
+    assert check is None or done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def _command(arguments: list[str], files: list[str], environment: dict[str, str], folder: str) -> None:
+    for number, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    torch.set_num_threads(1)  # loaded before the environment was this one
+    try:
+        sys.exit(main(arguments))
+    finally:
+        atexit._run_exitfuncs()

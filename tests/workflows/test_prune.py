@@ -1,0 +1,277 @@
+"""Pruning by the paper's rule and to a budget, against slow and literal versions of both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.runs import DEFAULT, make_tiny_birds
+from hypothesis import given
+from hypothesis import strategies as st
+
+from likethat.cli.parser import main
+from likethat.data.cache import decode_samples
+from likethat.data.dataset import DataSet, Sample
+from likethat.data.loaders import hold
+from likethat.errors import UserError
+from likethat.inference.passes import last_layer_images
+from likethat.report.path import count_ticks, draw_path
+from likethat.runs import layout
+from likethat.runs.classifier import Classifier, load
+from likethat.runs.data import open_run_data
+from likethat.training.last_layer import kkt_residual
+from likethat.training.prune import PathPoint, choose_point, own_neighbours, prototypes_to_keep
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prune")
+    birds = make_tiny_birds(folder / "birds")
+    assert main(["train", str(birds), "--out", str(folder / "run"), *DEFAULT]) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def pruned(run: Path) -> Path:
+    out = run.parent / "pruned"
+    assert main(["prune", str(run), "--out", str(out), "--k", "5", "--threshold", "3", "--keep-one"]) == 0
+    return out
+
+
+def distances_to(classifier: Classifier, dataset: DataSet, sample: Sample) -> list[float]:
+    """Of every prototype to the nearest patch of one picture, patch by patch."""
+    network = classifier.networks[0]
+    prepared = classifier.prepare(dataset.root / sample.path, sample.box)
+    with torch.no_grad():
+        patch_DHW = network.prototype_layer.patches(network.latent(prepared.pixels[0][None].float() / 255))[0]
+    patches, vectors = patch_DHW.double().flatten(1).T, network.prototype_layer.vectors().detach().double()
+    return [min(float((patch - vector).square().sum()) for patch in patches) for vector in vectors]
+
+
+def by_hand(run: Path, k: int, threshold: int) -> tuple[list[int], list[int]]:
+    """Own-class images among the k nearest of every prototype, and the prototypes that stay, one per class at least."""
+    classifier = load(run, "cpu")
+    dataset = open_run_data(classifier, None)
+    rows = [distances_to(classifier, dataset, sample) for sample in dataset.train]
+    own = []
+    for p, prototype in enumerate(classifier.prototypes):
+        nearest = sorted(range(len(rows)), key=lambda image: rows[image][p])[:k]
+        own.append(sum(dataset.train[image].label == prototype.label for image in nearest))
+    keep = {p for p in range(len(own)) if own[p] >= threshold}
+    for label in range(len(classifier.classes)):
+        members = [p for p, prototype in enumerate(classifier.prototypes) if prototype.label == label]
+        if not keep & set(members):
+            keep.add(max(members, key=lambda p: (own[p], -p)))
+    return own, sorted(keep)
+
+
+def line_of(run: Path, stage: str) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (run / layout.METRICS).read_text().splitlines()]
+    return [line for line in lines if line["stage"] == stage][-1]
+
+
+def test_the_rule_is_the_papers(run: Path, pruned: Path) -> None:
+    own, keep = by_hand(run, k=5, threshold=3)
+    assert len(set(own)) > 1
+    assert 3 <= len(keep) < 9, "this run does not put the rule to the test"
+    before, after = load(run, "cpu"), load(pruned, "cpu")
+    assert [(p.path, p.row, p.column) for p in after.prototypes] == [
+        (before.prototypes[p].path, before.prototypes[p].row, before.prototypes[p].column) for p in keep
+    ]
+    layer = before.networks[0].prototype_layer
+    assert torch.equal(after.networks[0].prototype_layer.prototype_PDhw, layer.prototype_PDhw[keep])
+    assert torch.equal(after.networks[0].prototype_layer.unprojected_PDhw, layer.unprojected_PDhw[keep])
+    assert torch.equal(after.networks[0].prototype_layer.class_P, layer.class_P[keep])
+    removed = line_of(pruned, "prune")["removed"]
+    for name in before.classes:
+        all_of_class = {p for p, prototype in enumerate(before.prototypes) if prototype.class_name == name}
+        assert removed[name] == len(all_of_class - set(keep))
+
+
+def test_the_last_layer_is_optimal_again(pruned: Path) -> None:
+    """On views, whose scores no prototype gives that was cut from the picture, as in training."""
+    classifier, config = load(pruned, "cpu"), layout.read_record(pruned).config
+    dataset = open_run_data(classifier, None)
+    pixels = decode_samples(dataset.root, dataset.train, config.model.input_size).pixels
+    views = last_layer_images(hold(pixels, dataset.train, torch.device("cpu")), config)
+    rows = []
+    for number, sample in enumerate(dataset.train * config.train.last_layer_views):
+        score = classifier.networks[0](views.batch(torch.tensor([number]))[0]).score_BP[0].tolist()
+        fair = list(score)
+        for p, prototype in enumerate(classifier.prototypes):
+            if prototype.path == sample.path:
+                mates = [
+                    score[q]
+                    for q, other in enumerate(classifier.prototypes)
+                    if other.label == prototype.label and other.path != sample.path
+                ]
+                fair[p] = sum(mates) / len(mates) if mates else score[p]
+        rows.append(fair)
+    settings = config.train
+    label_N = torch.tensor([sample.label for sample in dataset.train * settings.last_layer_views])
+    residual = kkt_residual(
+        classifier.weight_KP,
+        torch.tensor(rows),
+        label_N,
+        classifier.networks[0].prototype_layer.class_P,
+        lam=settings.l1,
+        ridge=settings.ridge,
+    )
+    assert residual < 2e-5
+
+
+def test_a_pruned_run_is_a_run_like_any_other(run: Path, pruned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = load(run, "cpu"), load(pruned, "cpu")
+    assert [prototype.id for prototype in after.prototypes] == list(range(len(after.prototypes)))
+    old = {(p.path, p.row, p.column): p for p in before.prototypes}
+    for prototype in after.prototypes:
+        was = old[prototype.path, prototype.row, prototype.column]
+        assert (pruned / prototype.crop).read_bytes() == (run / was.crop).read_bytes()
+        assert (pruned / prototype.source).read_bytes() == (run / was.source).read_bytes()
+        assert after.classes[prototype.label] == prototype.class_name == was.class_name
+    counts = layout.read_record(pruned).prototypes_of_class
+    assert counts == tuple(sum(p.label == k for p in after.prototypes) for k in range(len(after.classes)))
+    assert main(["verify", str(pruned)]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(pruned), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == line_of(pruned, "test")["accuracy"]
+    assert main(["info", str(pruned)]) == 0
+    assert "validation after pruning" in capsys.readouterr().out
+    old_lines = (run / layout.METRICS).read_text()
+    assert (pruned / layout.METRICS).read_text().startswith(old_lines)
+    assert "Pruning" in (pruned / layout.REPORT).read_text()
+    assert not (pruned / "checkpoints").exists()
+
+
+def test_mistakes_are_told_and_nothing_is_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run.parent / "never"
+    before = sorted(path.name for path in run.parent.iterdir())
+
+    def told(*arguments: str) -> str:
+        assert main(["prune", str(run), "--out", str(out), *arguments]) == 2
+        assert sorted(path.name for path in run.parent.iterdir()) == before
+        return capsys.readouterr().err
+
+    own, _ = by_hand(run, k=6, threshold=6)
+    classifier = load(run, "cpu")
+    empty = [
+        name
+        for name in classifier.classes
+        if all(count < 6 for count, p in zip(own, classifier.prototypes, strict=True) if p.class_name == name)
+    ]
+    assert empty, "this run does not put the message to the test"
+    text = told("--threshold", "6")
+    assert all(name in text for name in empty)
+    assert "--keep-one" in text
+    assert "between 1 and --k" in told("--k", "2", "--threshold", "3")
+    assert "between 1 and --k" in told("--threshold", "0")
+    assert "prune twice" in told("--budget", "20", "--k", "3")
+    assert "the sparsest has 9" in told("--budget", "8")
+    assert "--overwrite" in (main(["prune", str(run), "--out", str(run)]), capsys.readouterr().err)[1]
+
+
+def test_changed_images_are_noticed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = make_tiny_birds(tmp_path / "other", seed=1)
+    assert main(["prune", str(run), "--out", str(tmp_path / "out"), "--data", str(other), "--keep-one"]) == 2
+    assert "not those that" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_budget(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prune", str(run), "--out", str(tmp_path / "lean"), "--budget", "13", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    path = told["path"]
+    assert path[0]["connections"] == 9, "at the largest lambda only own-class connections are left"
+    assert path[-1]["connections"] > 20
+    assert all(a["lam"] > b["lam"] for a, b in pairwise(path))
+    allowed = [point for point in path if point["connections"] <= 13]
+    best = max(point["accuracy"] for point in allowed)
+    fewest = min(point["connections"] for point in allowed if point["accuracy"] == best)
+    chosen = path[told["chosen"]]
+    assert (chosen["accuracy"], chosen["connections"]) == (best, fewest)
+
+    classifier = load(tmp_path / "lean", "cpu")
+    assert len(classifier.prototypes) == 9
+    assert int((classifier.weight_KP != 0).sum()) == chosen["connections"] == told["connections"]
+    dataset = open_run_data(classifier, None)
+    right = [
+        classifier.predict(dataset.root / sample.path).class_name == dataset.classes[sample.label]
+        for sample in dataset.val
+    ]
+    assert sum(right) / len(right) == pytest.approx(chosen["accuracy"])
+    assert layout.read_record(tmp_path / "lean").config.train.l1 == chosen["lam"]
+    picture = (tmp_path / "lean" / layout.PATH).read_text()
+    assert picture.count("<circle") == len(path) + 1
+    assert picture.strip() in (tmp_path / "lean" / layout.REPORT).read_text()
+    assert main(["verify", str(tmp_path / "lean")]) == 0
+
+
+def test_a_pruning_is_repeatable(run: Path, pruned: Path, tmp_path: Path) -> None:
+    assert main(["prune", str(run), "--out", str(tmp_path / "again"), "--k", "5", "--keep-one"]) == 0
+
+    def digest(folder: Path) -> list[str]:
+        files = sorted(path for path in folder.rglob("*") if path.suffix in (".jpg", ".safetensors", ".json"))
+        return [f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+
+    assert digest(pruned) == digest(tmp_path / "again")
+
+
+@given(st.data())
+def test_keep_counts_like_a_loop(data: st.DataObject) -> None:
+    classes = data.draw(st.integers(1, 4))
+    images = data.draw(st.integers(3, 9))
+    label = data.draw(st.lists(st.integers(0, classes - 1), min_size=images, max_size=images))
+    belongs = sorted([*range(classes), *data.draw(st.lists(st.integers(0, classes - 1), max_size=6))])
+    k = data.draw(st.integers(1, 3))
+    nearest = [data.draw(st.permutations(range(images)))[:k] for _ in belongs]
+    threshold = data.draw(st.integers(1, k))
+    own = [sum(label[image] == c for image in row) for row, c in zip(nearest, belongs, strict=True)]
+    assert own_neighbours(torch.tensor(nearest), torch.tensor(label), torch.tensor(belongs)).tolist() == own
+
+    names = [f"class {c}" for c in range(classes)]
+    good = [p for p in range(len(belongs)) if own[p] >= threshold]
+    empty = [c for c in range(classes) if c not in {belongs[p] for p in good}]
+    saved = [max((p for p in range(len(belongs)) if belongs[p] == c), key=lambda p: (own[p], -p)) for c in empty]
+    arguments = (torch.tensor(own), torch.tensor(belongs), names)
+    assert prototypes_to_keep(*arguments, threshold=threshold, keep_one=True).tolist() == sorted([*good, *saved])
+    if empty:
+        with pytest.raises(UserError, match=names[empty[0]]):
+            prototypes_to_keep(*arguments, threshold=threshold, keep_one=False)
+    else:
+        assert prototypes_to_keep(*arguments, threshold=threshold, keep_one=False).tolist() == good
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 4)), min_size=1, max_size=8), st.integers(0, 25))
+def test_choice_on_the_path(points: list[tuple[int, int]], budget: int) -> None:
+    path = [PathPoint(1.0, connections, right / 4) for connections, right in points]
+    allowed = [(-right, connections) for connections, right in points if connections <= budget]
+    if not allowed:
+        with pytest.raises(UserError, match=f"sparsest has {min(connections for connections, _ in points)}"):
+            choose_point(path, budget)
+    else:
+        chosen = path[choose_point(path, budget)]
+        assert (-chosen.accuracy * 4, chosen.connections) == min(allowed)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 50)), min_size=1, max_size=20), st.integers(1, 10**6))
+def test_the_picture_of_any_path(points: list[tuple[int, int]], budget: int) -> None:
+    path = [{"lam": 1.0, "connections": connections, "accuracy": right / 50} for connections, right in points]
+    picture = draw_path(path, len(path) - 1, budget)
+    assert "nan" not in picture
+    assert "150%" not in picture
+    drawn = [float(value.split('"')[0]) for value in picture.split('cx="')[1:]]
+    assert all(0 <= value <= 560 and math.isfinite(value) for value in drawn)
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6))
+def test_ticks_lie_on_the_axis(low: int, more: int) -> None:
+    ticks = count_ticks(low, low + more)
+    assert 1 <= len(ticks) <= 6
+    assert ticks == sorted(set(ticks))
+    assert all(low <= tick <= low + more for tick in ticks)

@@ -1,0 +1,272 @@
+"""A run that is killed, stopped or starved goes on and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import DEFAULT, PAPER, likethat, make_tiny_birds
+from torch import nn
+
+from likethat.config import resolve
+from likethat.data.journal import journal_of
+from likethat.errors import Interrupted
+from likethat.progress import Display
+from likethat.runs import layout
+from likethat.runs.atomic_files import load_optimizer_tensors, load_tensors, optimizer_tensors, save_tensors
+from likethat.runtime import StopFlag
+from likethat.workflows import run_setup
+
+KILLER = """
+import os, signal, sys
+from likethat.training import loop, stages, state
+from likethat.workflows import run_conclusion
+stage, count, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[4])
+def deadly(module, name, wanted):
+    function = getattr(module, name)
+    calls = 0
+    def call(*args, **kwargs):
+        nonlocal calls
+        calls += wanted(*args)
+        if calls == count:
+            os.kill(os.getpid(), number)
+        return function(*args, **kwargs)
+    setattr(module, name, call)
+in_stage = lambda run_state, its_stage, *rest: its_stage == stage
+if stage in ("classifier", "warm", "joint"):
+    deadly(loop, "batch_costs", in_stage)
+elif stage == "choose":
+    deadly(stages, "start_from_classifier", lambda *a: True)
+elif stage == "project":
+    deadly(stages, "project", lambda *a: True)
+elif stage == "last_layer":
+    deadly(stages, "solve_last_layer", lambda *a: True)
+elif stage == "save":
+    import likethat.runs.atomic_files as c
+    deadly(c.os, "fsync", lambda *a: True)
+else:
+    deadly(run_conclusion, "write_report", lambda *a: True)
+state.SAVE_EVERY = float(sys.argv[3])
+from likethat.cli.parser import main
+sys.exit(main(sys.argv[5:]))
+"""
+
+
+def signalled(
+    train: list[str], stage: str, count: int, save_every: float = 1000, number: int = signal.SIGKILL
+) -> subprocess.CompletedProcess[str]:
+    """The command, which gets the signal when a stage does its work for the `count`-th time: always at that place."""
+    command = [sys.executable, "-c", KILLER, stage, str(count), str(save_every), str(int(number)), *train]
+    return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_birds(tmp_path_factory.mktemp("birds") / "data")
+
+
+@pytest.fixture(scope="module")
+def recipes(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Options of runs: both presets, a width that the run chooses, a classifier that is given."""
+    plain = tmp_path_factory.mktemp("plain") / "run"
+    likethat("baseline", birds, "--out", plain, *DEFAULT)
+    auto = [*DEFAULT, "--backbone", "test_efficientnet", "--latent-width", "auto"]
+    given = [*DEFAULT, "--from-classifier", str(plain)]
+    return {"default": DEFAULT, "paper": PAPER, "auto": auto, "given": given}
+
+
+@pytest.fixture(scope="module")
+def finished(
+    birds: Path, recipes: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, str]]:
+    """What uninterrupted runs end as."""
+    folder = tmp_path_factory.mktemp("finished")
+    for name, options in recipes.items():
+        likethat("train", birds, "--out", folder / name, *options)
+    return {name: contents(folder / name) for name in recipes}
+
+
+def contents(run: Path) -> dict[str, str]:
+    """Everything that must be equal to the bit; metrics without the seconds they took."""
+    found = {
+        name: hashlib.sha256((run / name).read_bytes()).hexdigest()
+        for name in ("model.safetensors", "prototypes.json", "config.json")
+    }
+    for picture in sorted((run / "prototypes").iterdir()):
+        found[picture.name] = hashlib.sha256(picture.read_bytes()).hexdigest()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("seconds", None)
+    found["metrics"] = json.dumps(lines, sort_keys=True)
+    return found
+
+
+def test_same_seed_same_bits_other_seed_other_bits(
+    birds: Path, tmp_path: Path, finished: dict[str, dict[str, str]]
+) -> None:
+    likethat("train", birds, "--out", tmp_path / "again", *DEFAULT)
+    assert contents(tmp_path / "again") == finished["default"]
+    likethat("train", birds, "--out", tmp_path / "other", *DEFAULT, "--seed", "1")
+    assert contents(tmp_path / "other")["model.safetensors"] != finished["default"]["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stage", "count", "save_every"),
+    [
+        ("default", "classifier", 4, 0),  # in the second epoch, saved after every batch
+        ("default", "classifier", 2, 1000),  # before anything was saved
+        ("default", "choose", 1, 1000),
+        ("default", "joint", 5, 0),
+        ("default", "project", 2, 1000),  # the second cycle
+        ("default", "last_layer", 1, 1000),
+        ("default", "save", 3, 0),  # while the state is being written
+        ("default", "report", 1, 1000),
+        ("paper", "warm", 3, 0),
+        ("paper", "joint", 6, 1000),
+        ("paper", "project", 1, 1000),
+        ("paper", "last_layer", 2, 1000),
+        ("auto", "joint", 2, 1000),  # saved
+        ("auto", "report", 1, 1000),  # in the configuration too
+        ("given", "choose", 1, 1000),  # before anything was saved
+    ],
+)
+def test_killed_anywhere_it_ends_the_same(
+    birds: Path,
+    tmp_path: Path,
+    recipes: dict[str, list[str]],
+    finished: dict[str, dict[str, str]],
+    recipe: str,
+    stage: str,
+    count: int,
+    save_every: int,
+) -> None:
+    run = tmp_path / "run"
+    train = ["train", str(birds), "--out", str(run), *recipes[recipe]]
+    killed = signalled(train, stage, count, save_every)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    likethat(*train, "--resume")
+    assert contents(run) == finished[recipe]
+    assert not (run / "checkpoints").exists(), "half files are gone as well"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
+    birds: Path, tmp_path: Path, finished: dict[str, dict[str, str]], number: int
+) -> None:
+    run = tmp_path / "run"
+    train = ["train", str(birds), "--out", str(run), *DEFAULT]
+    stopped = signalled(train, "classifier", 5, number=number)
+    message = stopped.stderr
+    assert stopped.returncode == 130
+    assert "classifier epoch 1" in message
+    assert "classifier epoch 2" not in message
+    assert f"likethat train {birds} --out {run}" in message
+    assert message.strip().endswith("--resume")
+    assert "Traceback" not in message
+    assert (run / "checkpoints" / "state.safetensors").is_file()
+    (run / "README.md").write_text("a note of the user's, no sign that the run is finished")
+    likethat(*train, "--resume")
+    assert contents(run) == finished["default"]
+
+
+def test_asked_to_stop_while_it_reads_it_keeps_what_it_has_read(
+    birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_setup, "MEMORY_SHARE", 0.0)  # pixels go to a file
+    stop = StopFlag()
+    stop.request()
+    with pytest.raises(Interrupted):
+        run_setup.prepare(birds, tmp_path, resolve(), torch.device("cpu"), Display(quiet=True), stop)
+    header, *rows = filter(None, journal_of(tmp_path / layout.PIXELS).read_text().splitlines())
+    assert "shape" in header
+    assert [json.loads(row)[0] for row in rows] == [0]
+
+
+def test_resuming_with_other_settings_or_images_is_refused(birds: Path, tmp_path: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(birds, data)
+    killed = signalled(["train", str(data), "--out", str(run), *DEFAULT], "joint", 1)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    refused = likethat("train", data, "--out", run, *DEFAULT, "--batch-size", "9", "--resume", check=2)
+    assert "--batch-size" in refused.stderr
+    next((data / "train").rglob("*.jpg")).unlink()
+    refused = likethat("train", data, "--out", run, *DEFAULT, "--resume", check=2)
+    assert "not those" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_a_state_of_another_version_is_refused_in_a_sentence(birds: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train = ["train", str(birds), "--out", str(run), *DEFAULT]
+    assert signalled(train, "project", 1).returncode == -signal.SIGKILL
+    tensors, document = load_tensors(run / layout.STATE)
+    for written in ({**document, "format": document["format"] + 1}, {"position": 0}, None):
+        save_tensors(run / layout.STATE, tensors, written)
+        refused = likethat(*train, "--resume", check=2)
+        assert "another version of likethat" in refused.stderr.strip().splitlines()[-1]
+        assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_what_an_optimiser_remembers_lies_in_memory_as_its_parameters_do(kind: type[torch.optim.Adam]) -> None:
+    """Fused Adam on CUDA refuses anything else; files hold no memory layout."""
+    layers = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)) for _ in range(2)]
+    trained, resumed = (layer.to(memory_format=torch.channels_last) for layer in layers)  # type: ignore[call-overload]
+    before, after = kind(trained.parameters()), kind(resumed.parameters())
+    trained(torch.rand(2, 3, 8, 8)).square().mean().backward()
+    before.step()
+    tensors = {name: value.contiguous() for name, value in optimizer_tensors(before).items()}
+    load_optimizer_tensors(after, tensors)
+    assert len(after.state) == 4
+    assert not trained[0].weight.is_contiguous()
+    for old, new in zip(trained.parameters(), resumed.parameters(), strict=True):
+        assert after.state[new]["step"] == 1
+        for quantity in ("exp_avg", "exp_avg_sq"):
+            assert after.state[new][quantity].stride() == new.stride() == before.state[old][quantity].stride()
+            assert torch.equal(after.state[new][quantity], before.state[old][quantity])
+
+
+def test_a_resumed_run_tells_which_classifier_it_began_with(
+    birds: Path, recipes: dict[str, list[str]], finished: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    command = ["train", str(birds), "--out", str(tmp_path / "run"), *recipes["given"]]
+    signalled(command, "project", 1)
+    likethat(*command[:-1], tmp_path / "gone", "--resume")  # which it has read by then
+    assert contents(tmp_path / "run") == finished["given"]
+
+
+def test_a_full_disk_stops_with_a_sentence_and_keeps_the_last_state(
+    birds: Path, finished: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """A file size limit stands for the full disk: the next state no longer fits."""
+    run = tmp_path / "run"
+    signalled(["train", str(birds), "--out", str(run), *DEFAULT], "choose", 1)
+    state = run / "checkpoints" / "state.safetensors"
+    saved = state.read_bytes()
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
+    limited += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "from likethat.cli.parser import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", limited, "train", str(birds), "--out", str(run), *DEFAULT, "--resume"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 2, done.stderr
+    assert "could not be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert state.read_bytes() == saved
+    assert not [file for file in (run / "checkpoints").iterdir() if file.name.startswith(".")], "no half file is left"
+    likethat("train", birds, "--out", run, *DEFAULT, "--resume")
+    assert contents(run) == finished["default"]
+
+
+def test_a_loss_that_is_not_finite_stops_with_advice(birds: Path, tmp_path: Path) -> None:
+    done = likethat("train", birds, "--out", tmp_path / "run", *DEFAULT, "--classifier-lr", "1e30", check=2)
+    assert "not finite" in done.stderr
+    assert "learning rates" in done.stderr
+    assert "Traceback" not in done.stderr
