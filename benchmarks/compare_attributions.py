@@ -13,6 +13,7 @@ import torch
 from pixel_deletion import deletion_curves
 from torch import Tensor
 
+from likethat.data.loaders import to_unit
 from likethat.explaining.attribution import TITLES, attribute, flat
 from likethat.metrics.figure import bootstrap_interval
 from likethat.metrics.reveal import blurred
@@ -42,7 +43,7 @@ def main() -> None:
     for number in chosen:
         sample = dataset.test[number]
         pixels = classifier.prepare(dataset.root / sample.path, sample.box).pixels[0]
-        x_3HW = pixels.to(classifier.device).float() / 255
+        x_3HW = to_unit(pixels.to(classifier.device))
         with torch.no_grad():
             output = network(x_3HW[None])
         points_P = output.score_BP[0] * network.last_layer.weight[output.logits_BK[0].argmax()]

@@ -18,6 +18,7 @@ from likethat.metrics.conformal import conformal_figures
 from likethat.metrics.figure import MetricFigure
 from likethat.metrics.reliability import calibration_figures
 from likethat.metrics.strangers import auroc, fpr95, stranger_figures
+from likethat.models.protopnet import logits_of_scores
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.data import open_strangers, open_test_data
 
@@ -36,10 +37,12 @@ def likenesses(classifier: Classifier) -> dict[str, Callable[[Tensor], Tensor]]:
         return torch.stack([score_NP[:, class_P == k].mean(1) for k in class_P.unique()], 1).amax(1)
 
     return {
-        "points of the class with most (what likethat uses)": lambda score_NP: (score_NP @ weight_KP.T).amax(1),
+        "points of the class with most (what likethat uses)": lambda score_NP: (
+            logits_of_scores(score_NP, weight_KP)
+        ).amax(1),
         "mean similarity to a class's prototypes, the largest": class_mean,
         "similarity to the nearest prototype": lambda score_NP: score_NP.amax(1),
-        "probability of the predicted class": lambda score_NP: (score_NP @ weight_KP.T).softmax(1).amax(1),
+        "probability of the predicted class": lambda score_NP: logits_of_scores(score_NP, weight_KP).softmax(1).amax(1),
     }
 
 
@@ -63,11 +66,18 @@ def main() -> None:
     known_NP = scores_of(classifier, dataset)
     label_N = torch.tensor([sample.label for sample in dataset.test])
     print("| | value | 95 % interval | measured on |\n|---|---|---|---|")
-    print_figures(calibration_figures(known_NP @ weight_KP.T, label_N))
-    print_figures(conformal_figures(classifier.calibration, known_NP @ weight_KP.T, label_N))
+    print_figures(calibration_figures(logits_of_scores(known_NP, weight_KP), label_N))
+    print_figures(conformal_figures(classifier.calibration, logits_of_scores(known_NP, weight_KP), label_N))
     for folder in args.ood:
         other_MP = scores_of(classifier, open_strangers(classifier, folder))
-        print_figures(stranger_figures(classifier.calibration, known_NP @ weight_KP.T, other_MP @ weight_KP.T, folder))
+        print_figures(
+            stranger_figures(
+                classifier.calibration,
+                logits_of_scores(known_NP, weight_KP),
+                logits_of_scores(other_MP, weight_KP),
+                folder,
+            )
+        )
         print(f"\n| likeness, against {len(other_MP)} of {folder} | AUROC | FPR95 |\n|---|---|---|")
         for name, likeness in likenesses(classifier).items():
             known_n, other_m = (likeness(scores).double().numpy() for scores in (known_NP, other_MP))

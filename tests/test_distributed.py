@@ -32,17 +32,17 @@ LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 # Ends the second process (or the only one) by SIGKILL in a stage, every step having been saved.
 KILLER = """
 import os, signal, sys
-from likethat.training import fit, steps
+from likethat.training import loop, state
 stage, count = sys.argv[1], int(sys.argv[2])
-fit.SAVE_EVERY = 0.0
-costs_of_step, calls = steps.costs_of_step, 0
-def deadly(progress, step, *rest):
+state.SAVE_EVERY = 0.0
+batch_costs, calls = loop.batch_costs, 0
+def deadly(run_state, its_stage, *rest):
     global calls
-    calls += step.stage == stage
+    calls += its_stage == stage
     if calls == count and os.environ.get("RANK", "1") == "1":
         os.kill(os.getpid(), signal.SIGKILL)
-    return costs_of_step(progress, step, *rest)
-steps.costs_of_step = deadly
+    return batch_costs(run_state, its_stage, *rest)
+loop.batch_costs = deadly
 from likethat.cli.parser import main
 sys.exit(main(sys.argv[3:]))
 """

@@ -22,9 +22,9 @@ from likethat.bench.measure import Goal, verdict
 from likethat.bench.setting import Setting
 from likethat.inference.passes import EVAL_BATCH
 from likethat.training.losses import protopnet_costs
-from likethat.training.phases import set_mode
+from likethat.training.plan import set_mode
 from likethat.training.project import project
-from likethat.training.state import Progress
+from likethat.training.state import RunState
 
 BACKBONE = "resnet34"
 CPU = torch.device("cpu")
@@ -35,11 +35,12 @@ def our_side(setting: Setting) -> dict[str, Callable[[], object]]:
     config, images = setting.config("paper", BACKBONE), setting.pictures(setting.images)
     model, _ = setting.networks(config)
     x_B3HW, label_B = images.batch(torch.arange(setting.batch))
-    optimizer = Progress(model).optimizer_for("joint", config.train)
+    label_B1, share_B1 = label_B[:, None], torch.ones(setting.batch, 1)
+    optimizer = RunState(model).optimizer_for("joint", config.train)
 
     def step() -> None:
         set_mode(model, "joint", setting.images, config.train)
-        loss = protopnet_costs(model(x_B3HW), label_B, model.own_KP, config.train)["loss"]
+        loss = protopnet_costs(model(x_B3HW), label_B1, share_B1, model.own_KP, config.train)["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -72,9 +72,6 @@ class TrainConfig:
         "", "a finished plain classifier to take them from instead: a baseline run or a file of a timm model's weights"
     )
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
-    warm_views: int = _option(
-        0, "views of every image that the frozen backbone sees once, for all warm epochs; 0: fresh ones in every step"
-    )
     joint_epochs: tuple[int, ...] = _option(
         (50,), "epochs of joint training before each projection, one number a cycle"
     )
@@ -87,7 +84,6 @@ class TrainConfig:
     add_on_lr: float = _option(4e-4, "learning rate of the add-on layers")
     prototype_lr: float = _option(3e-3, "learning rate of prototypes that are not tied")
     lr_step: int = _option(0, "joint epochs after which learning rates fall to a tenth; 0 for a cosine to zero")
-    warm_up: float = _option(0.08, "share of a stage in which the cosine's learning rate rises")
     weight_decay: float = _option(0.05, "weight decay of backbone, add-on layers and linear layer")
     decoupled_decay: bool = _option(True, "AdamW's weight decay instead of Adam's")
     label_smoothing: float = _option(0.1, "share of the target spread over all classes")
@@ -218,13 +214,12 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 def _check(config: Config) -> None:
     """Numbers that would train nothing or crash later."""
-    shown = config.train.warm_epochs * config.train.views  # views of every image, in the warm stage
     rules = [
         *[
             (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
             for name in (
                 *("classifier_lr", "head_lr", "backbone_lr", "add_on_lr", "prototype_lr", "weight_decay", "l1"),
-                *("classifier_epochs", "warm_epochs", "warm_views", "lr_step"),
+                *("classifier_epochs", "warm_epochs", "lr_step"),
             )
         ],
         (config.train.batch_size >= 2, "--batch-size must be at least 2"),
@@ -232,7 +227,6 @@ def _check(config: Config) -> None:
         (config.train.last_layer_views >= 1, "--last-layer-views must be at least 1"),
         (not config.train.tie or config.train.has_classifier, "--tie needs --classifier-epochs above 0"),
         (0 < config.train.telling <= 1, "--telling must lie between 0 and 1"),
-        (0 < config.train.warm_up < 1, "--warm-up must lie between 0 and 1"),
         (
             not config.train.has_classifier or config.model.add_on == "linear",
             "prototypes of a plain classifier (--classifier-epochs, --from-classifier) need --add-on linear",
@@ -240,11 +234,6 @@ def _check(config: Config) -> None:
         (
             not config.train.has_classifier or config.model.prototype_shape == (1, 1),
             "prototypes of a plain classifier (--classifier-epochs, --from-classifier) need --prototype-shape 1x1",
-        ),
-        (
-            config.train.warm_views == 0 or config.train.warm_views < shown,
-            f"--warm-views must be 0, or fewer than the views of an image that the warm stage shows (--warm-epochs "
-            f"times --views: {shown})",
         ),
         (len(config.train.joint_epochs) > 0, "--joint-epochs needs at least one number"),
         (all(epochs >= 0 for epochs in config.train.joint_epochs), "--joint-epochs must not be negative"),

@@ -33,8 +33,7 @@ def generous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks this small cost nothing, so that times say little; the goals are not what is tested then."""
     for module in ("training.STEP_TIME", "passes.GOAL", "explaining.GOAL"):
         monkeypatch.setattr(f"likethat.bench.{module}", Goal(1e9))
-    for module in ("last_layer", "warm"):
-        monkeypatch.setattr(f"likethat.bench.{module}.FASTER", Goal(0.0, at_least=True))
+    monkeypatch.setattr("likethat.bench.last_layer.FASTER", Goal(0.0, at_least=True))
 
 
 @pytest.mark.usefixtures("_small")
@@ -50,7 +49,6 @@ def test_the_command_measures_everything_and_tells_a_missed_goal(
     for what in (
         "training step, paper",
         "training step, default",
-        "warm epoch on kept feature maps",
         "inference",
         "projection",
         "explaining",

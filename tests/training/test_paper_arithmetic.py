@@ -19,7 +19,7 @@ from likethat.inference.nearest import nearest_patches
 from likethat.models.protopnet import ProtoPNet
 from likethat.training.last_layer import solve_last_layer
 from likethat.training.losses import protopnet_costs
-from likethat.training.phases import Step, set_learning_rates, start_stage
+from likethat.training.plan import PlanEntry, set_learning_rates, start_stage
 from likethat.training.project import project
 from likethat.training.prune import NEAREST, THRESHOLD, own_neighbours, prototypes_to_keep
 
@@ -222,14 +222,14 @@ def test_rates_of_every_part_follow_the_authors_schedule(model: ProtoPNet) -> No
         id(p) for name in ("add_on", "prototypes") for p in parts[name]
     }
     assert not any(parameter.requires_grad for parameter in parts["backbone"])
-    set_learning_rates(warm, Step("warm", 0, 4), 0.5, settings)
+    set_learning_rates(warm, PlanEntry("warm", 0, 4), 0.5, settings)
     assert [group["lr"] for group in warm.param_groups] == [3e-3, 3e-3]
     ours = start_stage(model, None, "joint", settings)
     assert type(ours) is torch.optim.Adam
     for epoch in range(26):
         theirs.step()  # StepLR complains otherwise; there are no gradients
         schedule.step()
-        set_learning_rates(ours, Step("joint", 0, epoch), 0.9, settings)
+        set_learning_rates(ours, PlanEntry("joint", 0, epoch), 0.9, settings)
         for mine, wanted in zip(ours.param_groups, theirs.param_groups, strict=True):
             assert [id(p) for p in mine["params"]] == [id(p) for p in wanted["params"]]
             assert mine["lr"] == pytest.approx(wanted["lr"], rel=1e-6)

@@ -16,11 +16,11 @@ from likethat.data.loaders import training_batches, views_of
 from likethat.errors import UserError
 from likethat.models.baseline import PlainClassifier
 from likethat.training import project as project_module
+from likethat.training.loop import batch_costs
 from likethat.training.losses import shared_entropy
-from likethat.training.phases import Step, make_plan, start_stage
+from likethat.training.plan import make_plan, start_stage
 from likethat.training.project import project
-from likethat.training.state import Progress
-from likethat.training.steps import costs_of_step
+from likethat.training.state import RunState
 
 
 def test_paper_plan() -> None:
@@ -60,7 +60,7 @@ def test_the_classifier_teaches_what_it_thinks_of_a_view_and_of_its_mirror_image
     torch.nn.init.normal_(plain.head.weight)  # or it would be of one mind about all pictures
     x_B3HW, label_B = random_images(4, 3).batch(torch.arange(4))
     known_B1 = label_B[:, None], torch.ones(4, 1), torch.arange(4)[:, None]
-    costs = costs_of_step(Progress(model, plain), Step("joint"), config, x_B3HW, *known_B1)
+    costs = batch_costs(RunState(model, plain), "joint", config, x_B3HW, *known_B1)
     with torch.no_grad():
         seen_BK, mirrored_BK = plain(x_B3HW).softmax(1), plain(x_B3HW.flip(3)).softmax(1)
         said_BK = model(x_B3HW).logits_BK.log_softmax(1)

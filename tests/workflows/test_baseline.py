@@ -29,16 +29,16 @@ from likethat.runs.classifier import load
 
 KILLER = """
 import os, signal, sys
-from likethat.training import fit, steps
-costs_of_step, calls = steps.costs_of_step, 0
+from likethat.training import loop, state
+batch_costs, calls = loop.batch_costs, 0
 def deadly(*arguments):
     global calls
     calls += 1
     if calls == 5:
         os.kill(os.getpid(), signal.SIGKILL)
-    return costs_of_step(*arguments)
-steps.costs_of_step = deadly
-fit.SAVE_EVERY = 0.0
+    return batch_costs(*arguments)
+loop.batch_costs = deadly
+state.SAVE_EVERY = 0.0
 from likethat.cli.parser import main
 main(sys.argv[1:])
 """

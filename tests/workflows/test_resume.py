@@ -14,18 +14,20 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.runs import DEFAULT, PAPER, likethat, make_tiny_birds
+from torch import nn
 
 from likethat.config import resolve
 from likethat.data.journal import journal_of
 from likethat.errors import Interrupted
 from likethat.progress import Display
 from likethat.runs import layout
+from likethat.runs.atomic_files import load_optimizer_tensors, load_tensors, optimizer_tensors, save_tensors
 from likethat.runtime import StopFlag
 from likethat.workflows import run_setup
 
 KILLER = """
 import os, signal, sys
-from likethat.training import steps, fit, state, view_maps
+from likethat.training import loop, stages, state
 from likethat.workflows import run_conclusion
 stage, count, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[4])
 def deadly(module, name, wanted):
@@ -38,23 +40,21 @@ def deadly(module, name, wanted):
             os.kill(os.getpid(), number)
         return function(*args, **kwargs)
     setattr(module, name, call)
-in_stage = lambda progress, step, *rest: step.stage == stage
+in_stage = lambda run_state, its_stage, *rest: its_stage == stage
 if stage in ("classifier", "warm", "joint"):
-    deadly(steps, "costs_of_step", in_stage)
+    deadly(loop, "batch_costs", in_stage)
 elif stage == "choose":
-    deadly(steps, "start_from_classifier", lambda *a: True)
-elif stage == "maps":
-    deadly(view_maps, "warm_view", lambda *a: True)
+    deadly(stages, "start_from_classifier", lambda *a: True)
 elif stage == "project":
-    deadly(steps, "project", lambda *a: True)
+    deadly(stages, "project", lambda *a: True)
 elif stage == "last_layer":
-    deadly(steps, "solve_last_layer", lambda *a: True)
+    deadly(stages, "solve_last_layer", lambda *a: True)
 elif stage == "save":
     import likethat.runs.atomic_files as c
     deadly(c.os, "fsync", lambda *a: True)
 else:
     deadly(run_conclusion, "write_report", lambda *a: True)
-fit.SAVE_EVERY = float(sys.argv[3])
+state.SAVE_EVERY = float(sys.argv[3])
 from likethat.cli.parser import main
 sys.exit(main(sys.argv[5:]))
 """
@@ -75,13 +75,12 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recipes(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Options of runs: both presets, a width that the run chooses, a classifier that is given, maps of views."""
+    """Options of runs: both presets, a width that the run chooses, a classifier that is given."""
     plain = tmp_path_factory.mktemp("plain") / "run"
     likethat("baseline", birds, "--out", plain, *DEFAULT)
     auto = [*DEFAULT, "--backbone", "test_efficientnet", "--latent-width", "auto"]
     given = [*DEFAULT, "--from-classifier", str(plain)]
-    maps = [*PAPER, *"--warm-epochs 2 --warm-views 3 --joint-epochs 1".split()]
-    return {"default": DEFAULT, "paper": PAPER, "auto": auto, "given": given, "maps": maps}
+    return {"default": DEFAULT, "paper": PAPER, "auto": auto, "given": given}
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +136,6 @@ def test_same_seed_same_bits_other_seed_other_bits(
         ("auto", "joint", 2, 1000),  # saved
         ("auto", "report", 1, 1000),  # in the configuration too
         ("given", "choose", 1, 1000),  # before anything was saved
-        ("maps", "maps", 2, 1000),  # while they are made
-        ("maps", "warm", 7, 0),  # in the second epoch
     ],
 )
 def test_killed_anywhere_it_ends_the_same(
@@ -204,6 +201,37 @@ def test_resuming_with_other_settings_or_images_is_refused(birds: Path, tmp_path
     refused = likethat("train", data, "--out", run, *DEFAULT, "--resume", check=2)
     assert "not those" in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_a_state_of_another_version_is_refused_in_a_sentence(birds: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train = ["train", str(birds), "--out", str(run), *DEFAULT]
+    assert signalled(train, "project", 1).returncode == -signal.SIGKILL
+    tensors, document = load_tensors(run / layout.STATE)
+    for written in ({**document, "format": document["format"] + 1}, {"position": 0}, None):
+        save_tensors(run / layout.STATE, tensors, written)
+        refused = likethat(*train, "--resume", check=2)
+        assert "another version of likethat" in refused.stderr.strip().splitlines()[-1]
+        assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_what_an_optimiser_remembers_lies_in_memory_as_its_parameters_do(kind: type[torch.optim.Adam]) -> None:
+    """Fused Adam on CUDA refuses anything else; files hold no memory layout."""
+    layers = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)) for _ in range(2)]
+    trained, resumed = (layer.to(memory_format=torch.channels_last) for layer in layers)  # type: ignore[call-overload]
+    before, after = kind(trained.parameters()), kind(resumed.parameters())
+    trained(torch.rand(2, 3, 8, 8)).square().mean().backward()
+    before.step()
+    tensors = {name: value.contiguous() for name, value in optimizer_tensors(before).items()}
+    load_optimizer_tensors(after, tensors)
+    assert len(after.state) == 4
+    assert not trained[0].weight.is_contiguous()
+    for old, new in zip(trained.parameters(), resumed.parameters(), strict=True):
+        assert after.state[new]["step"] == 1
+        for quantity in ("exp_avg", "exp_avg_sq"):
+            assert after.state[new][quantity].stride() == new.stride() == before.state[old][quantity].stride()
+            assert torch.equal(after.state[new][quantity], before.state[old][quantity])
 
 
 def test_a_resumed_run_tells_which_classifier_it_began_with(

@@ -19,7 +19,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from likethat.cli.parser import main
 from likethat.data.synthetic.field_guide import make_birds
-from likethat.metrics.conformal import LEVELS, conformal_figures, prediction_sets
+from likethat.metrics.conformal import LEVELS, conformal_figures
 from likethat.metrics.figure import MetricFigure
 from likethat.metrics.reliability import BINS, calibration_figures, reliability
 from likethat.metrics.strangers import NONE_GIVEN, auroc, fpr95, stranger_figures
@@ -98,7 +98,7 @@ def test_sets_of_all_images_at_once_are_those_of_each() -> None:
     calibration = fit_calibration(*noisy_logits(30, seed=1))
     logits_NK, _ = noisy_logits(200, seed=2)
     for level in LEVELS:
-        found_NK = prediction_sets(calibration, logits_NK, level)
+        found_NK = calibration.prediction_sets(logits_NK.double().softmax(1), level)
         for logits_K, found_K in zip(logits_NK, found_NK, strict=True):
             alone = calibration.prediction_set(logits_K.double().softmax(0).tolist(), level)
             assert sorted(alone) == found_K.nonzero()[:, 0].tolist()

@@ -17,8 +17,7 @@ from likethat.bench.last_layer import last_layer_figures
 from likethat.bench.measure import BenchFigure
 from likethat.bench.passes import pass_figures
 from likethat.bench.setting import Setting, setting_of
-from likethat.bench.training import Tell, training_figures
-from likethat.bench.warm import warm_figures
+from likethat.bench.training import training_figures
 from likethat.progress import Display
 from likethat.runtime import exact_arithmetic, resolve_device
 
@@ -61,7 +60,7 @@ def run_bench(device: str, quick: bool, compile: bool, display: Display) -> Benc
             partial(training_figures, backbone, setting, display.line),
             partial(inference_figures, backbone, setting),
         ]
-    parts.append(partial(_first_backbone, setting, display.line))
+    parts.append(partial(_first_backbone, setting))
     with display.task("measuring") as advance:
         for number, part in enumerate(parts):
             advance(number, len(parts))
@@ -71,11 +70,10 @@ def run_bench(device: str, quick: bool, compile: bool, display: Display) -> Benc
     return BenchResult(setting, tuple(figures))
 
 
-def _first_backbone(setting: Setting, tell: Tell) -> list[BenchFigure]:
+def _first_backbone(setting: Setting) -> list[BenchFigure]:
     backbone = setting.backbones[0]
     passes, seconds_of_image = pass_figures(backbone, setting)
     return [
-        *warm_figures(backbone, setting, tell),
         *passes,
         *explain_figures(backbone, setting),
         *last_layer_figures(backbone, setting, seconds_of_image),

@@ -11,19 +11,17 @@ from torch import Tensor
 
 from likethat.bench.measure import BenchFigure, Goal, compare_peaks, compare_times, in_turn, with_peak
 from likethat.bench.setting import Setting
-from likethat.config import Config
 from likethat.data.loaders import Images
-from likethat.training.losses import Costs, classifier_costs, distillation_cost
-from likethat.training.phases import Step, set_mode
+from likethat.training.batches import FreshViews
+from likethat.training.loop import batch_costs, gradient_step
+from likethat.training.losses import Costs, classifier_costs, distillation_cost, target_logits
+from likethat.training.plan import set_mode
 from likethat.training.project import Projection
-from likethat.training.state import Progress
-from likethat.training.steps import costs_of_step, target_logits
-from likethat.training.train_step import FreshViews, Source, TrainStep
+from likethat.training.state import RunState
+from likethat.training.wrap_step import TakeStep, Tell, wrap_step
 
 THROUGHPUT, STEP_TIME, STREAMED = Goal(0.93, at_least=True), Goal(1.1), Goal(0.9, at_least=True)
 MANY = 10_000  # images: enough for BatchNorm to learn its statistics
-
-Tell = Callable[[str], None]
 
 
 def training_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFigure]:
@@ -82,13 +80,13 @@ def _goal(setting: Setting) -> Goal:
     return THROUGHPUT if setting.device.type == "cuda" else STEP_TIME
 
 
-def _measure(makers: Sequence[Callable[[], TrainStep]], setting: Setting) -> tuple[list[list[float]], list[int | None]]:
+def _measure(makers: Sequence[Callable[[], TakeStep]], setting: Setting) -> tuple[list[list[float]], list[int | None]]:
     """Seconds of each contender's turns, and the memory that it needs to be built and to take one."""
     begun = [with_peak(partial(_begun, make, setting), setting.device) for make in makers]
     return in_turn([turn for _, turn in begun], setting.device, setting.rounds), [peak for peak, _ in begun]
 
 
-def _begun(make: Callable[[], TrainStep], setting: Setting) -> Callable[[], None]:
+def _begun(make: Callable[[], TakeStep], setting: Setting) -> Callable[[], None]:
     """The turn of a contender, taken once: optimiser and recording are there afterwards."""
     step, index_B = make(), torch.arange(setting.batch)
 
@@ -100,36 +98,34 @@ def _begun(make: Callable[[], TrainStep], setting: Setting) -> Callable[[], None
     return turn
 
 
-def _our_step(preset: str, backbone: str, setting: Setting, images: Images, tell: Tell) -> TrainStep:
+def _our_step(preset: str, backbone: str, setting: Setting, images: Images, tell: Tell) -> TakeStep:
+    """Return a step of joint training as a run makes it, with enough images for BatchNorm to learn its statistics where
+    the stage lets it."""
     config = setting.config(preset, backbone)
     model, plain = setting.networks(config)
-    progress = Progress(model, plain if config.train.has_classifier else None)
-    if progress.plain is not None:
-        progress.make_teacher()
+    state = RunState(model, plain if config.train.has_classifier else None)
+    if state.baseline is not None:
+        state.make_teacher()
     if config.train.tie:
         image_P = torch.arange(setting.prototypes, device=setting.device) % len(images)
         place_P = torch.zeros_like(image_P)
-        progress.projection = Projection(image_P, place_P, place_P, place_P.float())
-    return step_of(progress, Step("joint"), config, FreshViews(images, config.augment), setting, tell)
-
-
-def step_of(progress: Progress, step: Step, config: Config, source: Source, setting: Setting, tell: Tell) -> TrainStep:
-    """As a run makes it, with enough images for BatchNorm to learn its statistics where the stage lets it."""
-    optimizer = progress.optimizer_for(step.stage, config.train)
-    set_mode(progress.model, step.stage, MANY, config.train)
+        state.projection = Projection(image_P, place_P, place_P, place_P.float())
+    optimizer = state.optimizer_for("joint", config.train)
+    set_mode(model, "joint", MANY, config.train)
 
     def costs_of(*shown: Tensor) -> Costs:
-        return costs_of_step(progress, step, config, *shown)
+        return batch_costs(state, "joint", config, *shown)
 
-    return TrainStep(optimizer, costs_of, source, tell, compile=setting.compile)
+    source = FreshViews(images, config.augment)
+    return wrap_step(gradient_step, costs_of, optimizer, source, tell, compile=setting.compile)
 
 
-def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tell: Tell, *, taught: bool) -> TrainStep:
+def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tell: Tell, *, taught: bool) -> TakeStep:
     """`taught` as ours is with that preset: by a frozen copy, and with BatchNorm in the mode that ours has."""
     config = setting.config(preset, backbone)
     model, plain = setting.networks(config)
     teacher = copy.deepcopy(plain).requires_grad_(False) if taught else None
-    optimizer = Progress(model, plain).optimizer_for("classifier", config.train)
+    optimizer = RunState(model, plain).optimizer_for("classifier", config.train)
     set_mode(model, "joint" if taught else "classifier", MANY, config.train)
 
     def costs_of(x_B3HW: Tensor, label_BV: Tensor, *_: Tensor) -> Costs:
@@ -137,7 +133,8 @@ def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tel
         if teacher is None:
             return classifier_costs(logits_BK, label_BV[:, 0], config.train)
         with torch.no_grad():
-            teacher_logits_BK = target_logits(teacher, x_B3HW, config.augment)
+            teacher_logits_BK = target_logits(teacher, x_B3HW, mirrors=config.augment.flip > 0)
         return {"loss": distillation_cost(logits_BK.float(), teacher_logits_BK)}
 
-    return TrainStep(optimizer, costs_of, FreshViews(images, config.augment), tell, compile=setting.compile)
+    source = FreshViews(images, config.augment)
+    return wrap_step(gradient_step, costs_of, optimizer, source, tell, compile=setting.compile)

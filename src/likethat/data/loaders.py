@@ -34,7 +34,7 @@ class Images:
     def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
         """Pictures in [0, 1] as B, 3, H, W and their labels, on the device."""
         pixel_BHW3, label_B = self.raw_batch(index_B)
-        return to_unit(pixel_BHW3), label_B
+        return to_unit(pixel_BHW3.permute(0, 3, 1, 2)), label_B
 
     def raw_batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
         """Pictures as bytes and their labels, on the device."""
@@ -67,8 +67,9 @@ def views_of(images: Images, config: AugmentConfig, seed: int, count: int = 1) -
     return ViewedImages(images.pixel_NHW3, images.label_N.repeat(count), images.device, views)
 
 
-def to_unit(pixel_BHW3: Tensor) -> Tensor:
-    return pixel_BHW3.permute(0, 3, 1, 2).float() / 255
+def to_unit(pixels: Tensor) -> Tensor:
+    """Return bytes as numbers in [0, 1], which networks take, in the layout that they come in."""
+    return pixels.float() / 255
 
 
 def hold(pixel_NHW3: np.ndarray, samples: tuple[Sample, ...], device: torch.device) -> Images:

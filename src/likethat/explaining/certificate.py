@@ -19,6 +19,7 @@ from torch import Tensor
 
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import Sample
+from likethat.data.loaders import to_unit
 from likethat.errors import UserError
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import EPSILON, SIMILARITIES, Similarity
@@ -165,7 +166,7 @@ def scores_of(networks: Sequence[ProtoPNet], moves: Sequence[Move], pictures: Se
     found = []
     for member, (network, move) in enumerate(zip(networks, moves, strict=True)):
         device = next(network.parameters()).device
-        x_B3HW = torch.stack([picture.pixels[member] for picture in pictures]).to(device).float() / 255
+        x_B3HW = to_unit(torch.stack([picture.pixels[member] for picture in pictures]).to(device))
         patch_BDHW = network.prototype_layer.patches(network.latent(x_B3HW))
         patch_BSD = patch_BDHW.flatten(2).transpose(1, 2).cpu().double()
         at_once = max(1, NUMBERS // (patch_BSD.shape[1] * len(move.before_PD)))

@@ -13,6 +13,7 @@ from torch import Tensor
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import Sample
 from likethat.data.decode import Box, View, read_image, to_input
+from likethat.data.loaders import to_unit
 from likethat.errors import UserError
 from likethat.explaining.boxes import activation_boxes, cell_box
 from likethat.explaining.draw.render import jpeg, seen_part, shrink
@@ -61,7 +62,7 @@ def draw_prototypes(
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
         read_B = list(map_in_threads(lambda image: _read(root, samples[image], size_hw), batch))
-        x_B3HW = torch.stack([pixels for _, pixels, _ in read_B]).to(layer.class_P.device).float() / 255
+        x_B3HW = to_unit(torch.stack([pixels for _, pixels, _ in read_B]).to(layer.class_P.device))
         output = model(x_B3HW)
         for number, (image, (upright, _, view)) in enumerate(zip(batch, read_B, strict=True)):
             sample, mine = samples[image], of_image[image]

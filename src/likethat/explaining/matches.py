@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.decode import Box
+from likethat.data.loaders import to_unit
 from likethat.explaining.attribution import UPSAMPLING, attribute
 from likethat.explaining.boxes import activation_boxes
 from likethat.explaining.draw.render import in_shares
@@ -72,7 +73,7 @@ def find_matches(
             if method == UPSAMPLING:
                 map_pHW = output.of_distance(output.distance_BPHW[number, chosen_p])
             else:
-                map_pHW = attribute(network, pixels.to(classifier.device).float() / 255, chosen_p, method)
+                map_pHW = attribute(network, to_unit(pixels.to(classifier.device)), chosen_p, method)
             similarities = score_P[mine][numbers].tolist()
             boxes, (height, width) = activation_boxes(map_pHW, view.input_hw, percentile), view.input_hw
             for p, similarity, box, map_HW in zip(numbers.tolist(), similarities, boxes, map_pHW.cpu(), strict=True):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from likethat.data.decode import ImageError, read_image, to_input
+from likethat.data.loaders import to_unit
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.runs.classifier import Classifier, Prototype
@@ -89,7 +90,7 @@ def _verify_images(
         readable.append(group)
     if not pixels:
         return 0.0, failures
-    patch_BDHW = layer.patches(model.latent(torch.stack(pixels).to(device).float() / 255))
+    patch_BDHW = layer.patches(model.latent(to_unit(torch.stack(pixels).to(device))))
     vector_PD = layer.vectors()
     worst = 0.0
     for number_in_batch, group in enumerate(readable):

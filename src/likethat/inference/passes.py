@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from likethat.data.dataset import Sample
 from likethat.data.loaders import Images, ViewedImages, hold, views_of
 from likethat.distributed import gather_rows, own_shard
 from likethat.models.baseline import PlainClassifier
-from likethat.models.protopnet import ProtoPNet
+from likethat.models.protopnet import ProtoPNet, logits_of_scores
 from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Advance
 from likethat.runtime import seed_for, send
@@ -24,7 +25,16 @@ EVAL_BATCH = 64
 BLOCK = 2**22  # logits that are converted to float64 at a time
 
 Batches = Iterator[tuple[Tensor, Tensor, Tensor]]  # numbers of the images, pictures, labels
+LatentBatches = Iterable[tuple[Tensor, Tensor]]  # numbers of the images, latent maps
 Head = tuple[PrototypeLayer, Tensor]  # prototypes and a last layer of theirs
+
+
+class HasBatches(Protocol):
+    """Images, or what a network has made of them."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
@@ -42,12 +52,12 @@ def batches_of(images: Images, advance: Advance | None = None) -> Batches:
     return _batches(images, slice(0, len(images)), advance)
 
 
-def own_batches_of(images: Images, advance: Advance | None = None) -> Batches:
+def own_batches_of(images: HasBatches, advance: Advance | None = None) -> Batches:
     """Those that this process sees to, of several that share a pass."""
     return _batches(images, own_shard(len(images), EVAL_BATCH), advance)
 
 
-def _batches(images: Images, part: slice, advance: Advance | None) -> Batches:
+def _batches(images: HasBatches, part: slice, advance: Advance | None) -> Batches:
     for start in range(part.start, part.stop, EVAL_BATCH):
         index_B = torch.arange(start, min(start + EVAL_BATCH, part.stop))
         yield (index_B, *images.batch(index_B))
@@ -111,7 +121,8 @@ def classify_images(model: ProtoPNet | PlainClassifier, images: Images, advance:
 def join_logits(model: ProtoPNet | PlainClassifier, batches: Batches, count: int, device: torch.device) -> Tensor:
     """Of `count` images, of which this process has these batches and others have theirs."""
     if isinstance(model, ProtoPNet):
-        return logits_by([(model.prototype_layer, model.last_layer.weight)], model, batches, count, device)[0]
+        head = model.prototype_layer, model.last_layer.weight
+        return logits_by([head], latents_of(model, batches), count, device)[0]
     model.eval()
     logits_NK = torch.zeros(count, model.head.out_features, device=device)
     for index_B, x_B3HW, _ in batches:
@@ -120,18 +131,20 @@ def join_logits(model: ProtoPNet | PlainClassifier, batches: Batches, count: int
 
 
 @torch.no_grad()
-def logits_by(
-    heads: Sequence[Head], model: ProtoPNet, batches: Batches, count: int, device: torch.device
-) -> list[Tensor]:
-    """What each of several heads makes of the model's latent maps, from one pass and without keeping the scores."""
+def latents_of(model: ProtoPNet, batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the latent maps of pictures, batch by batch."""
     model.eval()
-    found = [torch.zeros(count, len(weight_KP), device=device) for _, weight_KP in heads]
     for index_B, x_B3HW, _ in batches:
-        z_BDHW = model.latent(x_B3HW)
+        yield index_B, model.latent(x_B3HW)
+
+
+@torch.no_grad()
+def logits_by(heads: Sequence[Head], latents: LatentBatches, count: int, device: torch.device) -> list[Tensor]:
+    """Return what each of several heads makes of latent maps, from one pass and without keeping the scores."""
+    found = [torch.zeros(count, len(weight_KP), device=device) for _, weight_KP in heads]
+    for index_B, z_BDHW in latents:
         for logits_NK, (layer, weight_KP) in zip(found, heads, strict=True):
-            score_BP = scores_by(layer, z_BDHW)
-            with torch.autocast(device.type, enabled=False):
-                logits_NK[send(index_B, device)] = score_BP @ weight_KP.T
+            logits_NK[send(index_B, device)] = logits_of_scores(scores_by(layer, z_BDHW), weight_KP)
     return [gather_rows(logits_NK) for logits_NK in found]
 
 

@@ -42,7 +42,7 @@ def cache_scores(
     if source_P is not None:
         rows = max(1, BLOCK // prototypes)
         for row_b, score_bP in zip(torch.arange(count).split(rows), score_NP.split(rows), strict=True):
-            score_bP.copy_(_fair(model, score_bP, images.image_of(row_b), source_P))
+            score_bP.copy_(leave_source_out(score_bP, _images_of(images, row_b), source_P, model.own_KP))
     return score_NP
 
 
@@ -55,9 +55,11 @@ def _own_rows(
     for index_B, x_B3HW, _ in own_batches_of(images, advance):
         with precision_for(images):
             score_BP = scores_of(model, x_B3HW)
-        image_B = images.image_of(index_B)
-        yield int(index_B[0]), score_BP if source_P is None else _fair(model, score_BP, image_B, source_P)
+        if source_P is not None:
+            score_BP = leave_source_out(score_BP, _images_of(images, index_B), source_P, model.own_KP)
+        yield int(index_B[0]), score_BP
 
 
-def _fair(model: ProtoPNet, score_BP: Tensor, image_B: Tensor, source_P: Tensor) -> Tensor:
-    return leave_source_out(score_BP, image_B.to(score_BP.device)[:, None], source_P, model.own_KP)
+def _images_of(images: Images, row_B: Tensor) -> Tensor:
+    """Return the number of the one image in each row, B x 1, on the device."""
+    return images.image_of(row_B).to(images.device)[:, None]

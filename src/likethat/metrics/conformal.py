@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from likethat.metrics.figure import LOWER, NEITHER, About, MetricFigure
-from likethat.runs.calibration import LEVEL, Calibration, conformal_threshold, likeness_of
+from likethat.runs.calibration import LEVEL, Calibration, likeness_of
 
 LEVELS = (0.8, 0.9, LEVEL)
 GROUP, SOURCE = "trust", "Vovk et al. 2005"
@@ -28,7 +28,8 @@ def conformal_figures(calibration: Calibration | None, logits_NK: Tensor, label_
         why = "the run is not calibrated; `likethat calibrate RUN` does that"
         return [about.absent(why) for about in (*abouts.values(), SIZE, ABSTAINS)]
     note = f"{len(label_N)} images; calibrated on {len(calibration.likeness)}"
-    sets = {level: prediction_sets(calibration, logits_NK, level) for level in LEVELS}
+    probability_NK = logits_NK.cpu().double().softmax(1)
+    sets = {level: calibration.prediction_sets(probability_NK, level) for level in LEVELS}
     figures = [
         about.proportion(sets[level].gather(1, label_N.cpu()[:, None])[:, 0], note)
         if calibration.informs(level)
@@ -41,9 +42,3 @@ def conformal_figures(calibration: Calibration | None, logits_NK: Tensor, label_
     figures.append(SIZE.mean(size_N, f"{note}; {alone}"))
     figures.append(ABSTAINS.proportion(unlike_N | (size_N == 0), note))
     return figures
-
-
-def prediction_sets(calibration: Calibration, logits_NK: Tensor, level: float) -> Tensor:
-    """N x K: whether the class is in the image's set; all images at once."""
-    threshold = conformal_threshold(calibration.nonconformity, level)
-    return 1 - logits_NK.cpu().double().softmax(1) <= threshold

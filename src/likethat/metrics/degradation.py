@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from likethat.data.check import map_in_threads
+from likethat.data.loaders import to_unit
 from likethat.metrics.figure import MetricFigure
 from likethat.metrics.response import Responses, respond
 from likethat.metrics.sweep import Batch, Metric, Subject
@@ -35,7 +36,7 @@ def through_jpeg(x_B3HW: Tensor, quality: int = QUALITY) -> Tensor:
         return np.array(Image.open(buffer))
 
     coded_BHW3 = torch.from_numpy(np.stack(list(map_in_threads(coded, pixel_BHW3))))
-    return coded_BHW3.to(x_B3HW.device).permute(0, 3, 1, 2).float() / 255
+    return to_unit(coded_BHW3.to(x_B3HW.device).permute(0, 3, 1, 2))
 
 
 class Degradation(Metric):

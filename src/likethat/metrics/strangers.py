@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from likethat.metrics.conformal import prediction_sets
 from likethat.metrics.figure import HIGHER, LOWER, RESAMPLES, About, MetricFigure
 from likethat.runs.calibration import LEVEL, Calibration, likeness_of
 
@@ -64,5 +63,5 @@ def stranger_figures(
     if calibration is None:
         return [*figures, ABSTAINS.absent("the run is not calibrated; `likethat calibrate RUN` does that")]
     unlike_M = torch.tensor([calibration.is_unlike(likeness) for likeness in other_m.tolist()])
-    empty_M = ~prediction_sets(calibration, other_MK, LEVEL).any(1)
+    empty_M = ~calibration.prediction_sets(other_MK.cpu().double().softmax(1), LEVEL).any(1)
     return [*figures, ABSTAINS.proportion(unlike_M | empty_M, f"{len(other_m)} pictures: {what}")]

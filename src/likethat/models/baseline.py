@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from likethat.models.backbone import Backbone
+from likethat.config import ModelConfig
+from likethat.models.backbone import Backbone, create_backbone
+from likethat.models.protopnet import create_layers
 
 
 class PlainClassifier(nn.Module):
@@ -18,8 +20,13 @@ class PlainClassifier(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
-        return self.of_map(self.backbone(x_B3HW))
+        logits_BK: Tensor = self.head(self.backbone(x_B3HW).mean((2, 3)))
+        return logits_BK
 
-    def of_map(self, feature_BCHW: Tensor) -> Tensor:
-        logits: Tensor = self.head(feature_BCHW.mean((2, 3)))
-        return logits
+
+def create_baseline(config: ModelConfig, classes: int) -> PlainClassifier:
+    """Return a classifier with the random weights that it would have on the backbone of a ProtoPNet."""
+    backbone = create_backbone(config.backbone, config.weights, config.input_size)
+    # Training a ProtoPNet draws these before the classifier's head. They are dropped.
+    create_layers(config, backbone.channels, [config.prototypes_per_class] * classes)
+    return PlainClassifier(backbone, classes)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from likethat.config import AUTO_WIDTH, ModelConfig
@@ -38,6 +39,12 @@ class Output:
         return self.of_distance(self.distance_BPHW)
 
 
+def logits_of_scores(score_BP: Tensor, weight_KP: Tensor) -> Tensor:
+    """Return the logits, B x K, that a last layer makes of similarity scores; autocast does not touch them."""
+    with torch.autocast(score_BP.device.type, enabled=False):
+        return F.linear(score_BP, weight_KP)
+
+
 def summed_logits(outputs: Sequence[Output]) -> Tensor:
     """The logits of networks that judge together, B x K."""
     return torch.stack([output.logits_BK for output in outputs]).sum(0)
@@ -49,9 +56,6 @@ class ProtoPNet(nn.Module):
     def __init__(self, backbone: Backbone, config: ModelConfig, prototypes_of_class: list[int]) -> None:
         super().__init__()
         self.backbone = backbone
-        # A linear map into more channels than there are would only repeat them.
-        width_D = min(config.latent_width, backbone.channels) if config.add_on == "linear" else config.latent_width
-        self.add_on = create_add_on(config.add_on, backbone.channels, width_D)
         height, width = backbone.map_size
         h, w = config.prototype_shape
         if h > height or w > width:
@@ -59,9 +63,8 @@ class ProtoPNet(nn.Module):
                 f"Prototypes of {h}x{w} do not fit the {height}x{width} map of {backbone.name}; "
                 "use a smaller --prototype-shape or a larger --input-size."
             )
-        class_of_prototype = [k for k, count in enumerate(prototypes_of_class) for _ in range(count)]
-        self.prototype_layer = PrototypeLayer(class_of_prototype, width_D, (h, w), config.similarity)
-        self.last_layer = nn.Linear(len(class_of_prototype), len(prototypes_of_class), bias=False)
+        layers = create_layers(config, backbone.channels, prototypes_of_class)
+        self.add_on, self.prototype_layer, self.last_layer = layers
         reset_last_layer(self, OWN_WEIGHT, OTHER_WEIGHT)
 
     @property
@@ -85,10 +88,7 @@ class ProtoPNet(nn.Module):
         return self.add_on(self.backbone(x_B3HW))
 
     def forward(self, x_B3HW: Tensor) -> Output:
-        return self.of_map(self.backbone(x_B3HW))
-
-    def of_map(self, feature_BCHW: Tensor) -> Output:
-        return self.head(self.add_on(feature_BCHW))
+        return self.head(self.latent(x_B3HW))
 
     def head(self, z_BDHW: Tensor) -> Output:
         maps = self.prototype_layer(z_BDHW)
@@ -96,9 +96,21 @@ class ProtoPNet(nn.Module):
         min_distance_BP = maps.smallest()
         of_distance = self.prototype_layer.similarity.of_distance
         score_BP = of_distance(min_distance_BP)
-        with torch.autocast(z_BDHW.device.type, enabled=False):
-            logits_BK = self.last_layer(score_BP)
+        logits_BK = logits_of_scores(score_BP, self.last_layer.weight)
         return Output(logits_BK, score_BP, min_distance_BP, maps, of_distance)
+
+
+def create_layers(
+    config: ModelConfig, channels: int, prototypes_of_class: list[int]
+) -> tuple[nn.Sequential, PrototypeLayer, nn.Linear]:
+    """Return what follows a backbone, with random weights: add-on, prototypes and last layer."""
+    width = 1 if config.latent_width == AUTO_WIDTH else config.latent_width  # until the run sets the one it chooses
+    if config.add_on == "linear":
+        width = min(width, channels)  # a linear map into more channels than there are would only repeat them
+    add_on = create_add_on(config.add_on, channels, width)
+    class_of_prototype = [k for k, count in enumerate(prototypes_of_class) for _ in range(count)]
+    prototypes = PrototypeLayer(class_of_prototype, width, config.prototype_shape, config.similarity)
+    return add_on, prototypes, nn.Linear(len(class_of_prototype), len(prototypes_of_class), bias=False)
 
 
 def create_add_on(kind: str, channels: int, width: int) -> nn.Sequential:
@@ -143,6 +155,4 @@ def set_latent_width(model: ProtoPNet, width: int) -> None:
 def create_protopnet(config: ModelConfig, prototypes_of_class: list[int], *, weights: str | None = None) -> ProtoPNet:
     """`weights` overrides the configured ones; 'none' when a state dict is loaded afterwards."""
     backbone = create_backbone(config.backbone, weights or config.weights, config.input_size)
-    if config.latent_width == AUTO_WIDTH:  # until the run sets the one it chooses
-        config = replace(config, latent_width=1)
     return ProtoPNet(backbone, config, prototypes_of_class)

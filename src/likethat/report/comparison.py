@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from likethat.data.decode import Box, to_input
+from likethat.data.loaders import to_unit
 from likethat.errors import UserError
 from likethat.explaining.draw.heat import overlay
 from likethat.explaining.draw.render import fit, read_picture, scaled
@@ -39,7 +40,7 @@ class Attention:
 def class_activation(plain: PlainRun, image: Image.Image, crop_to: Box | None = None) -> Attention:
     """The class activation map of the predicted class. `image` is upright."""
     pixels, _ = to_input(image, crop_to, plain.model.backbone.input_size)
-    x_13HW = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(plain.device).float() / 255
+    x_13HW = to_unit(torch.from_numpy(pixels).permute(2, 0, 1)[None].to(plain.device))
     logits_1HWK = plain.model.head(plain.model.backbone(x_13HW).permute(0, 2, 3, 1))
     logits_K = logits_1HWK.mean((0, 1, 2))
     best = int(logits_K.argmax())

@@ -149,11 +149,17 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Fill a fresh optimiser with a state as `optimizer_tensors` gave it."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         number, quantity = name.split("/")
         state.setdefault(int(number), {})[quantity] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for parameter, quantities in optimizer.state.items():
+        for quantity, value in quantities.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim:
+                # Files keep no memory layout, and fused Adam wants the parameter's.
+                quantities[quantity] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def copy_state(model: nn.Module) -> dict[str, Tensor]:

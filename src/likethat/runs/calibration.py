@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from likethat.errors import UserError
@@ -83,9 +84,13 @@ class Calibration:
         Split-conformal: of pictures that come as the validation images came, at least the share `level` has its
         true class in the set. An empty set says that no class fits.
         """
-        threshold = conformal_threshold(self.nonconformity, level)
-        by_probability = sorted(range(len(probabilities)), key=lambda k: (-probabilities[k], k))
-        return [k for k in by_probability if 1 - probabilities[k] <= threshold]
+        probability_1K = torch.tensor([list(probabilities)], dtype=torch.float64)
+        (inside_K,) = self.prediction_sets(probability_1K, level).tolist()
+        return sorted((k for k, inside in enumerate(inside_K) if inside), key=lambda k: (-probabilities[k], k))
+
+    def prediction_sets(self, probability_NK: Tensor, level: float = LEVEL) -> Tensor:
+        """Return, for float64 probabilities, whether each class is in each picture's prediction set: N x K."""
+        return 1 - probability_NK <= conformal_threshold(self.nonconformity, level)
 
     def is_unlike(self, likeness: float, level: float = LEVEL) -> bool:
         """Whether the picture looks less like anything known than nearly all validation images; at most the share

@@ -12,6 +12,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from likethat.data.decode import Box, View, read_image, to_input
+from likethat.data.loaders import to_unit
 from likethat.errors import UserError
 from likethat.models.backbone import place
 from likethat.models.protopnet import Output, ProtoPNet, create_protopnet, summed_logits
@@ -121,8 +122,10 @@ class Classifier:
     @torch.no_grad()
     def outputs(self, batch: Sequence[PreparedPicture]) -> list[Output]:
         """One `Output` a member, each over the whole batch."""
-        stacked = [torch.stack(pixels).to(self.device) for pixels in zip(*(p.pixels for p in batch), strict=True)]
-        return [member(x_B3HW.float() / 255) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
+        stacked = [
+            to_unit(torch.stack(pixels).to(self.device)) for pixels in zip(*(p.pixels for p in batch), strict=True)
+        ]
+        return [member(x_B3HW) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
 
     def predict(self, image: PictureSource | Sequence[PictureSource], level: float | None = None) -> Any:
         """The class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list.

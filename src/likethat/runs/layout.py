@@ -34,7 +34,6 @@ MEMBERS = "members"
 STATE = f"{CHECKPOINTS}/state.safetensors"
 PIXELS = f"{CHECKPOINTS}/{PIXEL_FILE}"
 SCORES = f"{CHECKPOINTS}/scores.f16"
-MAPS = f"{CHECKPOINTS}/maps.f16"
 
 
 @dataclass(frozen=True)

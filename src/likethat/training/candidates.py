@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from likethat.inference.latents import Latents, score_latents
+from likethat.inference.source_image import cut_elsewhere
 from likethat.models.protopnet import ProtoPNet
 from likethat.training.choose import spread_choice
 
@@ -88,7 +89,8 @@ def _tell_apart(
     score_Nc = score_latents(model.prototype_layer.with_prototypes(vector_cD, class_c), latents)
     source_c = image_n[pick_c // (model.patch_grid[0] * model.patch_grid[1])]
     member_NK = torch.nn.functional.one_hot(latents.label_N, model.num_classes).to(score_Nc)
-    counted_Nc = torch.ones_like(score_Nc).scatter_(0, source_c[None], 0.0)
+    image_N1 = torch.arange(len(score_Nc), device=score_Nc.device)[:, None]
+    counted_Nc = cut_elsewhere(image_N1, source_c).to(score_Nc)
     mean_Kc = member_NK.T @ (score_Nc * counted_Nc) / (member_NK.T @ counted_Nc).clamp(min=1)
     own_c = mean_Kc[label].clone()
     mean_Kc[label] = -float("inf")

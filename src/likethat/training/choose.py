@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from likethat.data.loaders import Images
 from likethat.distributed import all_reduce_sum, gather_rows, own_shard
-from likethat.inference.passes import EVAL_BATCH, groups_within, own_batches_of, scores_of
+from likethat.inference.feature_maps import FeatureMaps, features_of, own_features_of
+from likethat.inference.passes import EVAL_BATCH, groups_within, scores_by
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import PlainClassifier
-from likethat.models.protopnet import ProtoPNet, reset_last_layer
+from likethat.models.protopnet import ProtoPNet, logits_of_scores, reset_last_layer
 from likethat.progress import Advance
 from likethat.runtime import send
 from likethat.training.project import Projection
@@ -40,7 +41,7 @@ class TellingPatches:
 def start_from_classifier(
     model: ProtoPNet,
     plain: PlainClassifier,
-    images: Images,
+    images: Images | FeatureMaps,
     share: float,
     advance: Advance | None = None,
 ) -> Projection:
@@ -67,7 +68,7 @@ def start_from_classifier(
     return Projection(image_P, place_P // width, place_P % width, torch.zeros_like(vector_PD[:, 0]))
 
 
-def telling_count(model: ProtoPNet, images: Images, share: float) -> int:
+def telling_count(model: ProtoPNet, images: Images | FeatureMaps, share: float) -> int:
     """Patches of each image to choose from: a fixed share, or more where a class has few images for its prototypes."""
     height, width = model.patch_grid
     needed_K = model.own_KP.sum(1)
@@ -76,7 +77,9 @@ def telling_count(model: ProtoPNet, images: Images, share: float) -> int:
     return min(height * width, max(enough, round(share * height * width), 1))
 
 
-def find_telling_patches(plain: PlainClassifier, images: Images, count: int, advance: Advance | None) -> TellingPatches:
+def find_telling_patches(
+    plain: PlainClassifier, images: Images | FeatureMaps, count: int, advance: Advance | None
+) -> TellingPatches:
     """One pass. Evidence is the log-probability of the image's class by the patch alone: the classifier's logit is
     the mean of its patches' logits, so each patch has its say."""
     channels = plain.backbone.channels
@@ -85,9 +88,9 @@ def find_telling_patches(plain: PlainClassifier, images: Images, count: int, adv
     place_Nt = torch.zeros(len(images), count, dtype=torch.long, device=images.device)
     evidence_Nt = torch.zeros(len(images), count, device=images.device)
     seen, total_C, product_CC = 0, torch.zeros(channels).double(), torch.zeros(channels, channels).double()
-    for index_B, x_B3HW, label_B in own_batches_of(images, advance):
+    for index_B, feature_BCHW, label_B in own_features_of(plain.backbone, images, advance):
         here_B = send(index_B, images.device)
-        feature_BSC = plain.backbone(x_B3HW).flatten(2).transpose(1, 2)
+        feature_BSC = feature_BCHW.flatten(2).transpose(1, 2)
         logits_BSK = plain.head(feature_BSC)
         evidence_BS = logits_BSK.log_softmax(2).gather(2, label_B[:, None, None].expand(-1, logits_BSK.shape[1], 1))
         top = evidence_BS[..., 0].topk(count, dim=1)
@@ -106,7 +109,7 @@ def find_telling_patches(plain: PlainClassifier, images: Images, count: int, adv
 
 
 def candidates_by_class(
-    model: ProtoPNet, images: Images, telling: TellingPatches, advance: Advance | None
+    model: ProtoPNet, images: Images | FeatureMaps, telling: TellingPatches, advance: Advance | None
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Of every class its number, its candidates (numbers among the N*t patches) and their latent vectors.
 
@@ -171,7 +174,7 @@ def spread_choice(candidate_SD: Tensor, evidence_S: Tensor, count: int) -> Tenso
     return torch.tensor(taken, device=candidate_SD.device)
 
 
-def scale_last_layer(model: ProtoPNet, images: Images, source_P: Tensor) -> None:
+def scale_last_layer(model: ProtoPNet, images: Images | FeatureMaps, source_P: Tensor) -> None:
     """Own-class connections of equal weight, with the sum that predicts the training images best when no image may
     look at a prototype cut from it; no other connections. Smoothed labels keep separable images from asking for an
     ever larger sum."""
@@ -179,10 +182,11 @@ def scale_last_layer(model: ProtoPNet, images: Images, source_P: Tensor) -> None
     mean_KP = own_KP / own_KP.sum(1, keepdim=True)
     scale_L = torch.tensor(SCALES, device=images.device)
     entropy_NL = torch.zeros(len(images), len(SCALES), device=images.device)
-    for index_B, x_B3HW, label_B in own_batches_of(images):
+    for index_B, feature_BCHW, label_B in own_features_of(model.backbone, images):
         image_B = send(index_B, images.device)
-        score_BP = leave_source_out(scores_of(model, x_B3HW), image_B[:, None], source_P, own_KP)
-        logits_BKL = (score_BP @ mean_KP.T)[..., None] * scale_L
+        score_BP = scores_by(model.prototype_layer, model.add_on(feature_BCHW))
+        fair_BP = leave_source_out(score_BP, image_B[:, None], source_P, own_KP)
+        logits_BKL = logits_of_scores(fair_BP, mean_KP)[..., None] * scale_L
         label_BL = label_B[:, None].expand(-1, len(SCALES))
         entropy_NL[image_B] = F.cross_entropy(logits_BKL, label_BL, label_smoothing=SMOOTHING, reduction="none")
     best = SCALES[int(gather_rows(entropy_NL).mean(0).argmin())]
@@ -200,14 +204,15 @@ def embed_sources(model: ProtoPNet, images: Images, source: Projection) -> None:
     model.train(training)
 
 
-def embed(model: ProtoPNet, images: Images, image_S: Tensor, place_S: Tensor) -> Tensor:
+def embed(model: ProtoPNet, images: Images | FeatureMaps, image_S: Tensor, place_S: Tensor) -> Tensor:
     """What the network makes of patches, each a place (row by row) in an image: S x D."""
     layer = model.prototype_layer
     image_U, inverse_S = image_S.unique(return_inverse=True)
     vector_SD = layer.vectors().new_zeros(len(image_S), layer.vectors().shape[1])
     part = own_shard(len(image_U), EVAL_BATCH)
     for start in range(part.start, part.stop, EVAL_BATCH):
-        patch_BDS = layer.patches(model.latent(images.batch(image_U[start : start + EVAL_BATCH])[0])).flatten(2)
+        feature_BCHW = features_of(model.backbone, images, image_U[start : start + EVAL_BATCH])
+        patch_BDS = layer.patches(model.add_on(feature_BCHW)).flatten(2)
         here_s = ((inverse_S >= start) & (inverse_S < start + EVAL_BATCH)).nonzero()[:, 0]
         vector_SD[here_s] = patch_BDS[inverse_S[here_s] - start, :, place_S[here_s]]
     return gather_rows(vector_SD)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from likethat.errors import UserError
+from likethat.models.protopnet import logits_of_scores
 
 BLOCK = 2**26  # bytes of scores that are converted at a time
 
@@ -45,7 +46,7 @@ class LastLayerProblem:
             yield rows, self.score_NP[rows].to(self.penalty_KP)
 
     def at(self, weight_KP: Tensor) -> Point:
-        return Point(weight_KP, self.score_NP @ weight_KP.T if self.is_ready else None)
+        return Point(weight_KP, logits_of_scores(self.score_NP, weight_KP) if self.is_ready else None)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Point:
         return None if self.logits_NK is None else self.logits_NK.softmax(1)
 
     def logits(self, rows: slice, score_bP: Tensor) -> Tensor:
-        return score_bP @ self.weight_KP.T if self.logits_NK is None else self.logits_NK[rows]
+        return logits_of_scores(score_bP, self.weight_KP) if self.logits_NK is None else self.logits_NK[rows]
 
     def probabilities(self, rows: slice, logits_bK: Tensor) -> Tensor:
         return logits_bK.softmax(1) if self.prob_NK is None else self.prob_NK[rows]

@@ -7,20 +7,18 @@ and fold costs only a choice of prototypes among them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from likethat.config import Config
 from likethat.data.loaders import Images
-from likethat.distributed import broadcast_object, gather_rows
-from likethat.inference.passes import classify_images, own_batches_of
-from likethat.models.backbone import Backbone
+from likethat.distributed import broadcast_object
+from likethat.inference.feature_maps import FeatureMaps, keep_feature_maps
+from likethat.inference.passes import logits_by, own_batches_of
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
-from likethat.runtime import send
 from likethat.training.choose import start_from_classifier
 
 WIDTHS = (128, 256, 512)  # the paper's
@@ -42,27 +40,6 @@ class WidthChoice:
         return dict(zip(self.widths, self.right_WN.double().mean(1).tolist(), strict=True))
 
 
-class FeatureMaps(Images):
-    """Maps of a backbone that has already run, in the place of pictures; in the CPU's memory, which is larger."""
-
-    def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
-        return send(self.pixel_NHW3[index_B.cpu()], self.device), self.label_N[index_B.to(self.device)]
-
-    def select(self, keep_N: Tensor) -> FeatureMaps:
-        return FeatureMaps(self.pixel_NHW3[keep_N.cpu()], self.label_N[keep_N], self.device)
-
-
-class Passed(nn.Module):
-    """Stands for the backbone behind stored maps."""
-
-    def __init__(self, backbone: Backbone) -> None:
-        super().__init__()
-        self.name, self.channels, self.map_size = backbone.name, backbone.channels, backbone.map_size
-
-    def forward(self, feature_BCHW: Tensor) -> Tensor:
-        return feature_BCHW
-
-
 def candidate_widths(channels: int) -> tuple[int, ...]:
     """Those that the backbone has channels for; where it has fewer than any, as many as it has."""
     return tuple(width for width in WIDTHS if width <= channels) or (channels,)
@@ -78,7 +55,7 @@ def choose_latent_width(
     if len(widths) == 1 or not bool((held >= 0).any()):
         return WidthChoice(widths[0], (), torch.ones(0, 0))
     keep_N = (ranks_in_class(images.label_N) < max(FOLDS, MOST_IMAGES // int(images.label_N.max() + 1))).nonzero()[:, 0]
-    maps = feature_maps(plain, images, keep_N)
+    maps = keep_feature_maps(plain.eval().backbone, images, keep_N)
     held = held[keep_N]
     right = []
     for number, width in enumerate(widths):
@@ -87,7 +64,7 @@ def choose_latent_width(
             inside = held == fold
             if bool(inside.any()):
                 model = model_on_maps(plain, maps.select(~inside), config, width)
-                logits_nK = classify_images(model, maps.select(inside))
+                logits_nK = classify_maps(model, maps.select(inside))
                 right_n[inside] = logits_nK.argmax(1) == maps.label_N[inside]
             if advance:
                 advance(number * FOLDS + fold + 1, len(widths) * FOLDS)
@@ -114,29 +91,22 @@ def held_out_fold(label_N: Tensor, folds: int) -> Tensor:
     return torch.where(alone_N, -1, ranks_in_class(label_N) % folds)
 
 
-def feature_maps(plain: PlainClassifier, images: Images, keep_N: Tensor) -> FeatureMaps:
-    chosen = Images(images.pixel_NHW3[keep_N.to(images.pixel_NHW3.device)], images.label_N[keep_N], images.device)
-    map_NHWC = torch.zeros(len(chosen), *plain.backbone.map_size, plain.backbone.channels)
-    map_NCHW = map_NHWC.permute(0, 3, 1, 2)  # in memory as convolutions leave them
-    plain.eval()
-    for index_B, x_B3HW, _ in own_batches_of(chosen):
-        map_NCHW[index_B] = plain.backbone(x_B3HW).cpu()
-    gather_rows(map_NHWC)
-    return FeatureMaps(map_NCHW, chosen.label_N, images.device)
-
-
 def model_on_maps(plain: PlainClassifier, maps: FeatureMaps, config: Config, width: int) -> ProtoPNet:
-    """A ProtoPNet with prototypes chosen among these maps, as the choose step does."""
-    passed = cast(Backbone, Passed(plain.backbone))
+    """Return a ProtoPNet with prototypes chosen among these maps, as the choose stage does."""
     classes = plain.head.out_features
-    height, columns = passed.map_size
+    height, columns = plain.backbone.map_size
     patch_K = maps.label_N.bincount(minlength=classes) * height * columns
     counts = patch_K.clamp(max=config.model.prototypes_per_class).tolist()
-    model = ProtoPNet(passed, replace(config.model, latent_width=width), counts).to(maps.device)
-    head = PlainClassifier(passed, classes).to(maps.device)
-    head.head.load_state_dict(plain.head.state_dict())
-    start_from_classifier(model, head, maps, config.train.telling)
+    model = ProtoPNet(plain.backbone, replace(config.model, latent_width=width), counts).to(maps.device)
+    start_from_classifier(model, plain, maps, config.train.telling)
     return model
+
+
+def classify_maps(model: ProtoPNet, maps: FeatureMaps) -> Tensor:
+    """Return the logits of every map, N x K."""
+    head = model.prototype_layer, model.last_layer.weight
+    latents = ((index_B, model.add_on(map_BCHW)) for index_B, map_BCHW, _ in own_batches_of(maps))
+    return logits_by([head], latents, len(maps), maps.device)[0]
 
 
 def smallest_within_noise(right_WN: Tensor) -> int:

@@ -1,14 +1,19 @@
-"""The costs that gradient descent minimises."""
+"""The costs that gradient descent minimises, and the probabilities that one of them is taken against."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.config import TrainConfig
+from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import Output
 
 Costs = dict[str, Tensor]
+CostsOf = Callable[..., Costs]  # of what is shown: pictures, and what is known of them
 
 
 def cluster_cost(min_distance_BP: Tensor, own_BP: Tensor) -> Tensor:
@@ -24,6 +29,17 @@ def separation_cost(min_distance_BP: Tensor, own_BP: Tensor) -> Tensor:
 def distillation_cost(logits_BK: Tensor, teacher_logits_BK: Tensor) -> Tensor:
     """Kullback-Leibler divergence from the plain classifier's probabilities."""
     return F.kl_div(logits_BK.log_softmax(1), teacher_logits_BK.log_softmax(1), reduction="batchmean", log_target=True)
+
+
+def target_logits(teacher: PlainClassifier, x_B3HW: Tensor, *, mirrors: bool) -> Tensor:
+    """Return the logarithm, up to a constant, of the probabilities to match: the teacher's for a view.
+
+    With `mirrors`, its mean for the view and its mirror image, which is right more often than for one of them.
+    """
+    if not mirrors:
+        return teacher(x_B3HW).float()
+    both_2BK = teacher(torch.cat([x_B3HW, x_B3HW.flip(-1)])).float().log_softmax(1).unflatten(0, (2, -1))
+    return both_2BK.logsumexp(0)
 
 
 def shared_entropy(logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, smoothing: float) -> Tensor:

@@ -13,11 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from likethat.distributed import all_reduce_sum, world_size
-from likethat.training.losses import Costs
-
-# Pictures (or feature maps), and for the V images that each of them shows: labels, shares of the picture, and numbers.
-Shown = tuple[Tensor, ...]
-CostsOf = Callable[..., Costs]  # of what is shown
+from likethat.training.losses import Costs, CostsOf
 
 
 class Trained(nn.Module):
@@ -38,6 +34,12 @@ def average_gradients(module: nn.Module, costs_of: CostsOf) -> CostsOf:
         return costs_of
     # Every step of a stage has the same graph; some backbones have parameters that are not in it.
     return DistributedDataParallel(Trained(module, costs_of), static_graph=True)
+
+
+def mean_over_processes(costs: Costs, share: float) -> Costs:
+    """Return the means over the whole batch, of which this process has seen a share."""
+    values = all_reduce_sum(torch.stack([value.float() for value in costs.values()]) * share)
+    return dict(zip(costs, values.unbind(), strict=True))
 
 
 class _SumOfAll(torch.autograd.Function):

@@ -15,6 +15,7 @@ from likethat.errors import UserError
 from likethat.inference.memory_map import make_file, map_file
 from likethat.inference.score_cache import BLOCK, WHAT
 from likethat.inference.source_image import leave_source_out
+from likethat.models.protopnet import logits_of_scores
 from likethat.training.last_layer import LastLayerSolution, solve_last_layer
 from likethat.training.last_layer_problem import data_gradient_of, make_problem
 
@@ -54,7 +55,10 @@ class CachedScores:
 
     def logits(self, weight_Kp: Tensor, keep_p: Tensor | None = None) -> Tensor:
         """N x K, of these prototypes or all."""
-        blocks = [(score_bP if keep_p is None else score_bP[:, keep_p]) @ weight_Kp.T for _, score_bP in self._blocks()]
+        blocks = [
+            logits_of_scores(score_bP if keep_p is None else score_bP[:, keep_p], weight_Kp)
+            for _, score_bP in self._blocks()
+        ]
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:

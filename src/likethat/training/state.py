@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from likethat.config import TrainConfig
-from likethat.distributed import broadcast_tensor
+from likethat.distributed import broadcast_model, broadcast_tensor, is_main_process
+from likethat.errors import UserError
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.runs import layout
@@ -25,17 +27,19 @@ from likethat.runs.atomic_files import (
     with_prefix,
     write_text,
 )
-from likethat.training.phases import start_stage
+from likethat.training.plan import start_stage
 from likethat.training.project import Projection
+
+SAVE_EVERY = 20.0  # seconds between saves inside a stage; the end of a stage is always saved
 
 
 @dataclass
-class Progress:
+class RunState:
     """What a checkpoint holds besides the configuration."""
 
-    model: ProtoPNet
-    plain: PlainClassifier | None = None  # shares the model's backbone until it becomes the frozen teacher
-    plain_is_teacher: bool = False
+    model: ProtoPNet | None  # None where a baseline is all that is trained
+    baseline: PlainClassifier | None = None  # shares the model's backbone until it becomes the frozen teacher
+    baseline_is_teacher: bool = False
     position: int = 0  # in the plan
     batch: int = 0  # done in the current epoch
     totals: dict[str, Tensor] = field(default_factory=dict)  # sums of the epoch's costs
@@ -48,74 +52,121 @@ class Progress:
     best_unsolved_KP: Tensor | None = None  # its last layer before that was solved
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def protopnet(self) -> ProtoPNet:
+        """The model, in stages that train or change one."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def network(self) -> nn.Module:
+        """All that the run trains, or its backbone at least."""
+        network = self.baseline if self.model is None else self.model
+        assert network is not None
+        return network
+
+    def trained(self, stage: str) -> nn.Module:
+        """Return what gradient descent works on in a stage."""
+        network = self.baseline if stage == "classifier" else self.model
+        assert network is not None
+        return network
+
     def optimizer_for(self, stage: str, config: TrainConfig) -> torch.optim.Optimizer:
-        """One optimiser a stage; that of the joint stage lives on through later cycles."""
+        """Return the optimiser of a stage; that of the joint stage lives on through later cycles."""
         if self.optimizer is None or self.optimizer_stage != stage:
-            self.optimizer = start_stage(self.model, self.plain.head if self.plain else None, stage, config)
+            self.optimizer = start_stage(self.model, self.baseline, stage, config)
             self.optimizer_stage = stage
         return self.optimizer
 
-    def share_projection(self) -> None:
-        """The first process's, on all."""
+    def share(self) -> None:
+        """Go on with the model and the projection of the main process, in all processes."""
+        broadcast_model(self.protopnet)
         if self.projection is not None:
             for values_P in vars(self.projection).values():
                 broadcast_tensor(values_P)
 
     def make_teacher(self) -> None:
-        """The plain classifier keeps the backbone as it is now; the model's own goes on to change."""
-        self.plain = copy.deepcopy(self.plain)
-        assert self.plain is not None
-        self.plain.eval().requires_grad_(False)
-        self.plain_is_teacher = True
+        """Leave the baseline the backbone as it is now; the model's own goes on to change."""
+        self.baseline = copy.deepcopy(self.baseline)
+        assert self.baseline is not None
+        self.baseline.eval().requires_grad_(False)
+        self.baseline_is_teacher = True
+
+    def own_part_of_baseline(self) -> nn.Module | None:
+        """Return what of the baseline is not the model's."""
+        if self.baseline is None or self.model is None or self.baseline_is_teacher:
+            return self.baseline
+        return self.baseline.head
 
 
-DOCUMENT = ("plain_is_teacher", "position", "batch", "optimizer_stage", "best_accuracy", "metrics")
+FORMAT = 2  # of the file
+DOCUMENT = ("baseline_is_teacher", "position", "batch", "optimizer_stage", "best_accuracy", "metrics")
 
 
-def save_progress(progress: Progress, run: Path) -> None:
-    """One file, replaced as a whole; metrics.jsonl follows from it."""
-    tensors = with_prefix("model", progress.model.state_dict())
-    if progress.plain is not None:
-        plain = progress.plain if progress.plain_is_teacher else progress.plain.head
-        tensors |= with_prefix("plain", plain.state_dict())
-    tensors |= with_prefix("totals", progress.totals)
-    tensors |= with_prefix("best_model", progress.best_model)
-    if progress.optimizer is not None:
-        tensors |= with_prefix("optimizer", optimizer_tensors(progress.optimizer))
-    for name, projection in (("projection", progress.projection), ("best_projection", progress.best_projection)):
+class Saver:
+    """Saves a run now and then, and when told; of several processes the main one does."""
+
+    def __init__(self, state: RunState, run: Path) -> None:
+        self.state, self.run, self.last = state, run, time.monotonic()
+
+    def save(self) -> None:
+        if is_main_process():
+            save_run_state(self.state, self.run)
+        self.last = time.monotonic()
+
+    def save_if_due(self) -> None:
+        if time.monotonic() - self.last > SAVE_EVERY:
+            self.save()
+
+
+def save_run_state(state: RunState, run: Path) -> None:
+    """Write one file, replaced as a whole; metrics.jsonl follows from it."""
+    tensors = with_prefix("totals", state.totals)
+    for name, network in (("model", state.model), ("baseline", state.own_part_of_baseline())):
+        if network is not None:
+            tensors |= with_prefix(name, network.state_dict())
+    tensors |= with_prefix("best_model", state.best_model)
+    if state.optimizer is not None:
+        tensors |= with_prefix("optimizer", optimizer_tensors(state.optimizer))
+    for name, projection in (("projection", state.projection), ("best_projection", state.best_projection)):
         if projection is not None:
             tensors |= with_prefix(name, vars(projection))
-    if progress.best_unsolved_KP is not None:
-        tensors["best_unsolved_KP"] = progress.best_unsolved_KP
-    save_tensors(run / layout.STATE, tensors, {name: getattr(progress, name) for name in DOCUMENT})
-    write_metrics(run, progress.metrics)
+    if state.best_unsolved_KP is not None:
+        tensors["best_unsolved_KP"] = state.best_unsolved_KP
+    document = {"format": FORMAT, **{name: getattr(state, name) for name in DOCUMENT}}
+    save_tensors(run / layout.STATE, tensors, document)
+    write_metrics(run, state.metrics)
 
 
-def load_progress(progress: Progress, run: Path, config: TrainConfig) -> None:
-    """Fills a fresh `progress` with the saved state, where there is one."""
-    if not (run / layout.STATE).is_file():
+def load_run_state(state: RunState, run: Path, config: TrainConfig) -> None:
+    """Fill a fresh `state` with the saved one, where there is one."""
+    file = run / layout.STATE
+    if not file.is_file():
         return
-    tensors, document = load_tensors(run / layout.STATE)
+    tensors, document = load_tensors(file)
+    if (document or {}).get("format") != FORMAT:
+        raise UserError(f"{file} is of another version of likethat; resume with that version, or train again.")
     for name in DOCUMENT:
-        setattr(progress, name, document[name])
-    model = strip_prefix("model", tensors)
-    set_latent_width(progress.model, model["prototype_layer.prototype_PDhw"].shape[1])  # the run may have chosen it
-    progress.model.load_state_dict(model)
-    if progress.plain is not None:
-        if progress.plain_is_teacher:
-            progress.make_teacher()
-        plain = progress.plain if progress.plain_is_teacher else progress.plain.head
-        plain.load_state_dict(strip_prefix("plain", tensors))
-    device = next(progress.model.parameters()).device
-    progress.totals = {name: value.to(device) for name, value in strip_prefix("totals", tensors).items()}
-    progress.best_model = strip_prefix("best_model", tensors)
-    progress.best_unsolved_KP = tensors.get("best_unsolved_KP")
-    if stage := progress.optimizer_stage:
-        progress.optimizer_stage = ""
-        load_optimizer_tensors(progress.optimizer_for(stage, config), strip_prefix("optimizer", tensors))
+        setattr(state, name, document[name])
+    if state.model is not None:
+        saved_model = strip_prefix("model", tensors)
+        width = saved_model["prototype_layer.prototype_PDhw"].shape[1]  # the run may have chosen it
+        set_latent_width(state.model, width)
+        state.model.load_state_dict(saved_model)
+    if state.baseline_is_teacher:
+        state.make_teacher()
+    if (baseline := state.own_part_of_baseline()) is not None:
+        baseline.load_state_dict(strip_prefix("baseline", tensors))
+    device = next(state.network.parameters()).device
+    state.totals = {name: value.to(device) for name, value in strip_prefix("totals", tensors).items()}
+    state.best_model = strip_prefix("best_model", tensors)
+    state.best_unsolved_KP = tensors.get("best_unsolved_KP")
+    if stage := state.optimizer_stage:
+        state.optimizer_stage = ""
+        load_optimizer_tensors(state.optimizer_for(stage, config), strip_prefix("optimizer", tensors))
     for name in ("projection", "best_projection"):
         if saved := strip_prefix(name, tensors):
-            setattr(progress, name, Projection(**{key: value.to(device) for key, value in saved.items()}))
+            setattr(state, name, Projection(**{key: value.to(device) for key, value in saved.items()}))
 
 
 def write_metrics(run: Path, metrics: list[dict[str, Any]]) -> None:

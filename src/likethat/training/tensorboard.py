@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
-from likethat.training.fit import Observer
+from likethat.training.course import Observer
 
 
 def tensorboard_observer(run: Path) -> Observer:

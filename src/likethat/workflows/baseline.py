@@ -14,17 +14,17 @@ from likethat.errors import UserError
 from likethat.inference.passes import classify_images
 from likethat.metrics.accuracy import evaluate_logits
 from likethat.models.backbone import place
-from likethat.models.baseline import PlainClassifier
-from likethat.models.protopnet import create_protopnet
+from likethat.models.baseline import create_baseline
 from likethat.progress import Display
 from likethat.report.html import write_plain_report
 from likethat.runs import layout
 from likethat.runs.atomic_files import save_tensors
 from likethat.runs.baseline import PlainRun, load_plain
 from likethat.runtime import exact_arithmetic, resolve_device, seed_for, stop_on_signals
-from likethat.training.fit import Course, follow_plan
-from likethat.training.phases import make_plan
-from likethat.training.state import Progress, write_metrics
+from likethat.training.course import Course
+from likethat.training.loop import follow_plan
+from likethat.training.plan import make_plan
+from likethat.training.state import RunState, write_metrics
 from likethat.workflows.run_setup import begin, check_same_images, make_record, open_out, prepare
 
 
@@ -48,7 +48,7 @@ def train_baseline(
     torch_device = resolve_device(device)
     exact_arithmetic()
     config = resolve(preset, config_file, **options)
-    plan = [step for step in make_plan(config.train) if step.stage == "classifier"]
+    plan = [entry for entry in make_plan(config.train) if entry.stage == "classifier"]
     if not plan:
         raise UserError(
             "A baseline is what the classifier stage trains, and here that has no epochs; use the default preset or "
@@ -63,21 +63,18 @@ def train_baseline(
         classes = prepared.dataset.classes
         record = replace(make_record(prepared, []), kind=layout.BASELINE)
         check_same_images(saved, record, out)
-        # As `train` builds them: the same random weights, and a ProtoPNet around the backbone for the same training.
         torch.manual_seed(seed_for(config.train.seed, "weights"))
-        prototypes_of_class = [config.model.prototypes_per_class] * len(classes)
-        shell = place(create_protopnet(config.model, prototypes_of_class), torch_device)
-        model = PlainClassifier(shell.backbone, len(classes)).to(torch_device)
+        model = place(create_baseline(config.model, len(classes)), torch_device)
         begin(out, record, saved)
-        progress = Progress(shell, model)
+        state = RunState(None, model)
         train_images, val_images, test = (prepared.images[part] for part in ("train", "val", "test"))
-        follow_plan(plan, progress, Course(train_images, val_images, classes, config, out, display, stop))
+        follow_plan(plan, state, Course(train_images, val_images, classes, config, out, display, stop))
         with display.task("test images") as advance:
             logits_NK = classify_images(model, test, advance)
         evaluation = evaluate_logits(logits_NK, test.label_N, classes, "test")
         if is_main_process():
             save_tensors(out / layout.MODEL, model.state_dict())
-            write_metrics(out, [*progress.metrics, {"stage": "test", **evaluation.to_dict()}])
+            write_metrics(out, [*state.metrics, {"stage": "test", **evaluation.to_dict()}])
             write_plain_report(out, config.model.backbone, classes)
             layout.drop_checkpoints(out)
         barrier()

@@ -17,6 +17,7 @@ from PIL import ImageOps
 from torch import Tensor, nn
 
 from likethat import __version__
+from likethat.data.loaders import to_unit
 from likethat.errors import UserError
 from likethat.explaining.boxes import PERCENTILE
 from likethat.explaining.draw.render import read_picture
@@ -220,7 +221,7 @@ def _largest_differences(
     original = Exported(classifier.networks[0]).eval()
     for batch in (pictures[:1], pictures[1:]):
         if batch:
-            x_B3HW = torch.stack([picture.pixels[0] for picture in batch]).float() / 255
+            x_B3HW = to_unit(torch.stack([picture.pixels[0] for picture in batch]))
             for name, expected, found in zip(OUTPUTS, original(x_B3HW), run(x_B3HW), strict=True):
                 assert found.shape == expected.shape
                 difference[name] = max(difference[name], float((found - expected).abs().max()))

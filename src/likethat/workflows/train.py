@@ -11,7 +11,7 @@ import torch
 from likethat.config import AUTO_WIDTH, resolve
 from likethat.distributed import barrier, is_main_process
 from likethat.explaining.gallery import draw_prototypes, save_prototypes
-from likethat.inference.passes import classify_images, logits_by, measure, own_batches_of
+from likethat.inference.passes import classify_images, latents_of, logits_by, measure, own_batches_of
 from likethat.models.backbone import place
 from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet, create_protopnet
@@ -22,8 +22,9 @@ from likethat.runs.baseline import check_classifier, read_classifier
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.layout import RunRecord
 from likethat.runtime import exact_arithmetic, resolve_device, seed_for, stop_on_signals
-from likethat.training.fit import Course, fit
-from likethat.training.state import Progress
+from likethat.training.course import Course
+from likethat.training.loop import fit
+from likethat.training.state import RunState
 from likethat.training.tensorboard import tensorboard_observer
 from likethat.workflows.run_conclusion import conclude
 from likethat.workflows.run_setup import PreparedRun, begin, check_same_images, make_record, open_out, prepare
@@ -78,10 +79,10 @@ def train(
         observe = tensorboard_observer(out) if tensorboard and is_main_process() else None
         classes = prepared.dataset.classes
         course = Course(train_images, val_images, classes, config, out, display, stop, observe)
-        progress = fit(model, plain, course)
+        state = fit(model, plain, course)
         if config.model.latent_width == AUTO_WIDTH and is_main_process():
             with_chosen_width(record, model).write(out)
-        return finish(out, model, progress, prepared, display)
+        return finish(out, model, state, prepared, display)
 
 
 def with_chosen_width(record: RunRecord, model: ProtoPNet) -> RunRecord:
@@ -99,21 +100,22 @@ def _describe(prepared: PreparedRun, model: ProtoPNet, device: torch.device, dis
     )
 
 
-def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: PreparedRun, display: Display) -> Classifier:
+def finish(out: Path, model: ProtoPNet, state: RunState, prepared: PreparedRun, display: Display) -> Classifier:
     """Model, prototypes, test accuracy (looked at here for the first and only time) and report."""
-    assert progress.best_projection is not None
+    assert state.best_projection is not None
     dataset, test = prepared.dataset, prepared.images["test"]
     layer = model.prototype_layer
     heads = [(layer, model.last_layer.weight)]
-    if progress.best_unsolved_KP is not None:
+    if state.best_unsolved_KP is not None:
         # For reading only: what projection and last layer did to the accuracy, which the run told on validation images.
-        unsolved_KP = progress.best_unsolved_KP.to(test.device)
+        unsolved_KP = state.best_unsolved_KP.to(test.device)
         before = layer.with_prototypes(layer.unprojected_PDhw.flatten(1), layer.class_P)
         heads += [(before, unsolved_KP), (layer, unsolved_KP)]
     with display.task("test images") as advance:
-        logits_NK, *unsolved = logits_by(heads, model, own_batches_of(test, advance), len(test), test.device)
+        latents = latents_of(model, own_batches_of(test, advance))
+        logits_NK, *unsolved = logits_by(heads, latents, len(test), test.device)
     val_NK = classify_images(model, prepared.images["val"])
-    metrics = progress.metrics
+    metrics = state.metrics
     if unsolved:
         measured = [measure(unsolved_NK, test.label_N) for unsolved_NK in unsolved]
         metrics = [*metrics, {"stage": "test_projection", "before": measured[0], "after": measured[1]}]
@@ -123,7 +125,7 @@ def finish(out: Path, model: ProtoPNet, progress: Progress, prepared: PreparedRu
     save_tensors(out / layout.MODEL, model.state_dict())
     sources = (dataset.train, dataset.root, prepared.sha256, dataset.classes)
     with display.task("pictures of prototypes") as advance:
-        save_prototypes(out, draw_prototypes(out, model, progress.best_projection, *sources, advance))
+        save_prototypes(out, draw_prototypes(out, model, state.best_projection, *sources, advance))
     classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)
     layout.drop_checkpoints(out)
     barrier()

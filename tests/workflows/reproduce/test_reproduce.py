@@ -298,13 +298,10 @@ def test_cropped_and_full_images_are_runs_of_their_own() -> None:
 
 
 def test_options_reach_the_stages_that_a_preset_has() -> None:
-    study = plan(
-        options={"classifier_epochs": 7, "warm_epochs": 3, "warm_views": 2, "joint_epochs": (4, 5), "skip_bad": True}
-    )
+    study = plan(options={"classifier_epochs": 7, "warm_epochs": 3, "joint_epochs": (4, 5), "skip_bad": True})
     paper, ours = (resolve(preset, **run_options(study, False, 1, 0, preset)).train for preset in ("paper", "default"))
     assert (paper.classifier_epochs, paper.warm_epochs, paper.joint_epochs) == (0, 3, (4, 5))
     assert (ours.classifier_epochs, ours.warm_epochs, ours.joint_epochs) == (7, 0, (4, 5))
-    assert (paper.warm_views, ours.warm_views) == (2, 0)
     words = next(task.arguments for task in make_tasks(study) if task.name == "seed1/vgg19/default")
     assert "--skip-bad" in words
     assert words[words.index("--joint-epochs") + 1] == "4,5"

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from likethat.data.dataset import DataSet
 from likethat.data.folder_kinds import CHECKPOINTS
+from likethat.data.loaders import to_unit
 from likethat.errors import UserError
 from likethat.explaining.explanation import class_number
 from likethat.explaining.gallery import draw_prototypes
 from likethat.inference.latents import Latents, cache_latents, score_latents
 from likethat.inference.passes import last_layer_images, measure
+from likethat.models.protopnet import logits_of_scores
 from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Display
 from likethat.runs import layout
@@ -138,7 +140,7 @@ class Workshop:
         return measure(self.validation_logits(columns, weight_KP), self.latents["val"].label_N)
 
     def validation_logits(self, columns: Sequence[Column], weight_KP: Tensor) -> Tensor:
-        return _scores(columns, "val") @ weight_KP.T
+        return logits_of_scores(_scores(columns, "val"), weight_KP)
 
     def _classes(self, columns: Sequence[Column]) -> Tensor:
         return torch.tensor([column.prototype.label for column in columns], device=self.original.device)
@@ -177,7 +179,7 @@ def effect_of_edits(
     """One picture seen by two models that differ in their prototypes: logits and probabilities of all classes, and the
     points that each prototype gives to one class (unless it is named, the one that `after` predicts), most changed
     first."""
-    x_13HW = picture.pixels[0][None].to(before.device).float() / 255
+    x_13HW = to_unit(picture.pixels[0][None].to(before.device))
     z_1DHW = before.networks[0].latent(x_13HW)
     models, classes = {"before": before, "after": after}, before.classes
     outputs = {when: model.networks[0].head(z_1DHW) for when, model in models.items()}

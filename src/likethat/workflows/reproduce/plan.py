@@ -90,8 +90,6 @@ def run_options(study: Study, full: bool, seed: int, number: int, kind: str) -> 
     options = {
         name: value for name, value in study.options.items() if not name.endswith("_epochs") or getattr(own, name)
     }
-    if not own.warm_epochs:
-        options.pop("warm_views", None)
     if not own.classifier_epochs and options.get("latent_width") == "auto":
         del options["latent_width"]  # it takes a classifier; the published number stays
     options |= {"seed": seed, "backbone": backbone, "weights": study.weights[number]}

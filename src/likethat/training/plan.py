@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from likethat.config import TrainConfig
+from likethat.models.baseline import PlainClassifier
 from likethat.models.protopnet import ProtoPNet
+
+WARM_UP_SHARE = 0.08  # of a stage, in which a learning rate with a cosine rises
 
 
 @dataclass(frozen=True)
-class Step:
+class PlanEntry:
     """One entry of the plan: an epoch of gradient descent, a choice of prototypes, a projection, or a last layer."""
 
     stage: str
@@ -30,32 +33,37 @@ class Step:
         return f"{self.stage} epoch {self.epoch + 1}" if self.is_epoch else self.stage.replace("_", " ")
 
 
-def make_plan(config: TrainConfig) -> list[Step]:
+def make_plan(config: TrainConfig) -> list[PlanEntry]:
     """[classifier, choose,] warm, then [joint, project, last layer] for each cycle."""
-    plan = [Step("classifier", 0, epoch) for epoch in range(0 if config.from_classifier else config.classifier_epochs)]
+    classifier_epochs = 0 if config.from_classifier else config.classifier_epochs
+    plan = [PlanEntry("classifier", 0, epoch) for epoch in range(classifier_epochs)]
     if config.has_classifier:
-        plan.append(Step("choose"))
-    plan += [Step("warm", 0, epoch) for epoch in range(config.warm_epochs)]
+        plan.append(PlanEntry("choose"))
+    plan += [PlanEntry("warm", 0, epoch) for epoch in range(config.warm_epochs)]
     done = 0
     for cycle, epochs in enumerate(config.joint_epochs):
-        plan += [Step("joint", cycle, done + epoch) for epoch in range(epochs)]
-        plan += [Step("project", cycle), Step("last_layer", cycle)]
+        plan += [PlanEntry("joint", cycle, done + epoch) for epoch in range(epochs)]
+        plan += [PlanEntry("project", cycle), PlanEntry("last_layer", cycle)]
         done += epochs
     return plan
 
 
-def start_stage(model: ProtoPNet, head: nn.Module | None, stage: str, config: TrainConfig) -> torch.optim.Optimizer:
-    """Freezes what the stage leaves alone and gives the optimiser of the rest; the last layer is fixed in all."""
-    model.requires_grad_(False)
+def start_stage(
+    model: ProtoPNet | None, baseline: PlainClassifier | None, stage: str, config: TrainConfig
+) -> torch.optim.Optimizer:
+    """Freeze what the stage leaves alone and return the optimiser of the rest; the last layer is fixed in all."""
+    if model is not None:
+        model.requires_grad_(False)
     parts: list[tuple[Iterable[nn.Parameter], float, float]] = []
     decay = config.weight_decay
     if stage == "classifier":
-        assert head is not None
+        assert baseline is not None
         parts += [
-            (model.backbone.parameters(), config.classifier_lr, decay),
-            (head.parameters(), config.head_lr, decay),
+            (baseline.backbone.parameters(), config.classifier_lr, decay),
+            (baseline.head.parameters(), config.head_lr, decay),
         ]
     else:
+        assert model is not None
         if stage == "joint":
             parts.append((model.backbone.parameters(), config.backbone_lr, decay))
         parts.append((model.add_on.parameters(), config.add_on_lr, decay))
@@ -66,7 +74,7 @@ def start_stage(model: ProtoPNet, head: nn.Module | None, stage: str, config: Tr
         for parameter in group["params"]:
             parameter.requires_grad_(True)
     kind = torch.optim.AdamW if config.decoupled_decay else torch.optim.Adam
-    device = next(model.parameters()).device
+    device = groups[0]["params"][0].device
     if device.type != "cuda":
         return kind(groups)
     for group in groups:  # a recorded step reads the learning rate from where it was when recorded
@@ -85,9 +93,9 @@ def _groups(
     return [{**group, "lr": lr, "full_lr": lr} for group in groups if group["params"]]
 
 
-def set_learning_rates(optimizer: torch.optim.Optimizer, step: Step, progress: float, config: TrainConfig) -> None:
-    """`progress` is the share of the epoch that is done."""
-    factor = lr_factor(step, progress, config)
+def set_learning_rates(optimizer: torch.optim.Optimizer, entry: PlanEntry, done: float, config: TrainConfig) -> None:
+    """Set the rates for where training is: `done` is the share of the epoch."""
+    factor = lr_factor(entry, done, config)
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(group["full_lr"] * factor)
@@ -95,24 +103,19 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, step: Step, progress: f
             group["lr"] = group["full_lr"] * factor
 
 
-def lr_factor(step: Step, progress: float, config: TrainConfig) -> float:
+def lr_factor(entry: PlanEntry, done: float, config: TrainConfig) -> float:
     """To a tenth every `lr_step` joint epochs, counted as the authors' code counts (it steps before the first epoch);
     or, with no `lr_step`, up in a straight line and then a cosine to zero over all epochs of the stage."""
     if config.lr_step:
-        return float(0.1 ** ((step.epoch + 1) // config.lr_step)) if step.stage == "joint" else 1.0
+        return float(0.1 ** ((entry.epoch + 1) // config.lr_step)) if entry.stage == "joint" else 1.0
     epochs = {"classifier": config.classifier_epochs, "warm": config.warm_epochs, "joint": sum(config.joint_epochs)}
-    done = (step.epoch + progress) / epochs[step.stage]
-    if done < config.warm_up:
-        return (done + 1e-4) / config.warm_up
-    return 0.5 + 0.5 * math.cos(math.pi * (done - config.warm_up) / (1 - config.warm_up))
+    share = (entry.epoch + done) / epochs[entry.stage]
+    if share < WARM_UP_SHARE:
+        return (share + 1e-4) / WARM_UP_SHARE
+    return 0.5 + 0.5 * math.cos(math.pi * (share - WARM_UP_SHARE) / (1 - WARM_UP_SHARE))
 
 
-def learns_from_maps(stage: str, config: TrainConfig) -> bool:
-    """Whether the stage is shown feature maps, which the frozen backbone has made before, instead of pictures."""
-    return stage == "warm" and config.warm_views > 0
-
-
-def set_mode(model: ProtoPNet, stage: str, images: int, config: TrainConfig) -> None:
+def set_mode(model: nn.Module, stage: str, images: int, config: TrainConfig) -> None:
     """From a projection until joint training resumes nothing before the last layer moves, BatchNorm included.
 
     Few images give poor statistics, so BatchNorm then keeps those that came with the weights; and tied prototypes

@@ -1,0 +1,65 @@
+"""Feature maps: what a backbone makes of pictures, computed when they are asked for or kept from before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from likethat.data.loaders import Images
+from likethat.distributed import gather_rows
+from likethat.inference.passes import own_batches_of
+from likethat.models.backbone import Backbone
+from likethat.progress import Advance
+from likethat.runtime import send
+
+
+@dataclass(frozen=True)
+class FeatureMaps:
+    """Maps of a backbone that has already run; in the CPU's memory, which is larger."""
+
+    map_NCHW: Tensor
+    label_N: Tensor  # on the device
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.label_N)
+
+    def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return some maps and their labels, on the device."""
+        return send(self.map_NCHW[index_B.cpu()], self.device), self.label_N[index_B.to(self.device)]
+
+    def select(self, keep_N: Tensor) -> FeatureMaps:
+        """Return the maps of these images only."""
+        return FeatureMaps(self.map_NCHW[keep_N.cpu()], self.label_N[keep_N], self.device)
+
+
+@torch.no_grad()
+def keep_feature_maps(backbone: Backbone, images: Images, keep_N: Tensor) -> FeatureMaps:
+    """Run the backbone, which is in evaluation mode, once over these images."""
+    chosen = Images(images.pixel_NHW3[keep_N.to(images.pixel_NHW3.device)], images.label_N[keep_N], images.device)
+    map_NHWC = torch.zeros(len(chosen), *backbone.map_size, backbone.channels)
+    map_NCHW = map_NHWC.permute(0, 3, 1, 2)  # in memory as convolutions leave them
+    for index_B, feature_BCHW, _ in own_features_of(backbone, chosen):
+        map_NCHW[index_B] = feature_BCHW.cpu()
+    gather_rows(map_NHWC)
+    return FeatureMaps(map_NCHW, chosen.label_N, images.device)
+
+
+def own_features_of(
+    backbone: Backbone, images: Images | FeatureMaps, advance: Advance | None = None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield numbers, feature maps and labels of the images that this process sees to, batch by batch."""
+    if isinstance(images, FeatureMaps):
+        yield from own_batches_of(images, advance)
+        return
+    for index_B, x_B3HW, label_B in own_batches_of(images, advance):
+        yield index_B, backbone(x_B3HW), label_B
+
+
+def features_of(backbone: Backbone, images: Images | FeatureMaps, index_B: Tensor) -> Tensor:
+    """Return the feature maps of some images, B x C x H x W."""
+    found, _ = images.batch(index_B)
+    return found if isinstance(images, FeatureMaps) else backbone(found)

@@ -1,0 +1,36 @@
+"""What a run learns from and by, where it is kept, and whom it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from likethat.config import Config
+from likethat.data.loaders import Images
+from likethat.distributed import any_process
+from likethat.errors import Interrupted
+from likethat.progress import Display
+from likethat.runtime import StopFlag
+
+Observer = Callable[[int, dict[str, Any]], None]  # number of the record in metrics.jsonl, the record
+
+
+@dataclass(frozen=True)
+class Course:
+    """All that a run is given; `observe` is called with every new record of metrics.jsonl."""
+
+    train: Images
+    val: Images
+    classes: tuple[str, ...]
+    config: Config
+    run: Path
+    display: Display
+    stop: StopFlag
+    observe: Observer | None = None
+
+    def check_stop(self) -> None:
+        """Stop where any process was asked to: processes that train together stop together."""
+        if any_process(self.stop.requested):
+            raise Interrupted

@@ -1,0 +1,159 @@
+"""The training loop: the stages of the plan, their epochs, batches, costs and steps.
+
+What makes steps fast is wrapped around them (`wrap_step`), and so are several processes (`average_gradients`): the step
+itself is `gradient_step`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from likethat.config import Config
+from likethat.data.loaders import training_batches
+from likethat.distributed import broadcast_model, world_size
+from likethat.errors import Interrupted, UserError
+from likethat.inference.passes import mixed_precision
+from likethat.inference.source_image import leave_source_out
+from likethat.models.baseline import PlainClassifier
+from likethat.models.protopnet import ProtoPNet, logits_of_scores
+from likethat.runtime import seed_for
+from likethat.training import stages
+from likethat.training.batches import FreshViews, Shown
+from likethat.training.course import Course
+from likethat.training.losses import Costs, CostsOf, classifier_costs, protopnet_costs, target_logits
+from likethat.training.parallel import average_gradients, synchronise_norms
+from likethat.training.plan import PlanEntry, make_plan, set_learning_rates, set_mode
+from likethat.training.project import check_enough_patches
+from likethat.training.state import RunState, Saver, load_run_state
+from likethat.training.wrap_step import TakeStep, wrap_step
+
+
+def fit(model: ProtoPNet, baseline: PlainClassifier | None, course: Course) -> RunState:
+    """Train `model` in place. On return it is the best cycle's on validation, projected and optimised.
+
+    `baseline` is the classifier on the model's backbone that prototypes are taken from, where they are.
+    """
+    check_enough_patches(model, course.train, course.classes)
+    state = RunState(model, baseline)
+    follow_plan(make_plan(course.config.train), state, course)
+    model.load_state_dict(state.best_model)
+    broadcast_model(model)
+    model.requires_grad_(False)
+    model.eval()
+    return state
+
+
+def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
+    """Take a fresh `state` from where the run folder says it was stopped to the end of the plan."""
+    synchronise_norms(state.network)
+    load_run_state(state, course.run, course.config.train)
+    saver = Saver(state, course.run)
+    take_step: TakeStep | None = None  # of one stage
+    try:
+        while state.position < len(plan):
+            entry, known = plan[state.position], len(state.metrics)
+            if entry.is_epoch:
+                started = time.monotonic()
+                take_step = take_step or make_step(state, entry.stage, course)
+                train_one_epoch(take_step, entry, state, course, saver)
+                stages.end_epoch(state, entry, course, time.monotonic() - started)
+            else:
+                stages.OTHER_STAGES[entry.stage](state, entry, course)
+                state.share()
+            state.position += 1
+            if course.observe:
+                for number, record in enumerate(state.metrics[known:], known):
+                    course.observe(number, record)
+            if state.position == len(plan) or plan[state.position].stage != entry.stage:
+                take_step = None
+                saver.save()
+            saver.save_if_due()
+            course.check_stop()
+    except Interrupted:
+        saver.save()
+        raise
+
+
+def train_one_epoch(take_step: TakeStep, entry: PlanEntry, state: RunState, course: Course, saver: Saver) -> None:
+    """Take the steps of one epoch, from the batch that was reached."""
+    settings, stage = course.config.train, entry.stage
+    optimizer = state.optimizer_for(stage, settings)
+    if state.batch == 0:
+        stages.begin_epoch(state, stage, course.train, course.config)
+    set_mode(state.trained(stage), stage, len(course.train), settings)
+    place = (settings.seed, stage, entry.epoch)
+    batches = training_batches(len(course.train), settings.batch_size, settings.views, seed_for(*place))
+    if batches.shape[1] < world_size():
+        raise UserError(
+            f"A step has {batches.shape[1]} images for {world_size()} processes; start fewer, or pass a larger "
+            "--batch-size."
+        )
+    with course.display.task(str(entry)) as advance:
+        for number in range(state.batch, len(batches)):
+            course.check_stop()
+            saver.save_if_due()
+            set_learning_rates(optimizer, entry, number / len(batches), settings)
+            costs = take_step(batches[number], seed_for(*place, number))
+            for name, value in costs.items():
+                state.totals[name] = state.totals.get(name, 0) + value / len(batches)
+            state.batch = number + 1
+            advance(number + 1, len(batches))
+
+
+def make_step(state: RunState, stage: str, course: Course) -> TakeStep:
+    """Return what takes the steps of one stage: `gradient_step` on fresh views of a batch."""
+    config = course.config
+
+    def costs_of(*shown: Tensor) -> Costs:
+        return batch_costs(state, stage, config, *shown)
+
+    optimizer = state.optimizer_for(stage, config.train)  # decides on what moves, which averaging must know
+    averaged = average_gradients(state.trained(stage), costs_of)
+    augment = config.augment if stage == "joint" else replace(config.augment, cutmix=0.0)
+    source = FreshViews(course.train, augment)
+    return wrap_step(gradient_step, averaged, optimizer, source, course.display.line, compile=config.train.compile)
+
+
+def gradient_step(
+    shown: Shown, costs_of: CostsOf, optimizer: torch.optim.Optimizer, loss_weight: float | None = None
+) -> Costs:
+    """Take one step down the costs of what is shown, and return them; one process of several weighs its loss."""
+    with mixed_precision(shown[0].device):
+        costs = costs_of(*shown)
+    optimizer.zero_grad(set_to_none=True)
+    loss = costs["loss"] if loss_weight is None else costs["loss"] * loss_weight
+    loss.backward()
+    optimizer.step()
+    return {name: value.detach() for name, value in costs.items()}
+
+
+def batch_costs(
+    state: RunState, stage: str, config: Config, x_B3HW: Tensor, label_BV: Tensor, share_BV: Tensor, image_BV: Tensor
+) -> Costs:
+    """Return the costs of one batch, with its accuracy: its pictures, and the labels, shares and numbers of the V
+    training images that each shows."""
+    settings = config.train
+    if stage == "classifier":
+        assert state.baseline is not None
+        logits_BK = state.baseline(x_B3HW)
+        costs = classifier_costs(logits_BK, label_BV[:, 0], settings)
+    else:
+        model = state.protopnet
+        output, own_KP = model(x_B3HW), model.own_KP
+        if settings.tie:
+            assert state.projection is not None
+            with torch.autocast(x_B3HW.device.type, enabled=False):
+                score_BP = leave_source_out(output.score_BP, image_BV, state.projection.image_P, own_KP)
+            output = replace(output, logits_BK=logits_of_scores(score_BP, model.last_layer.weight))
+        teacher_logits_BK = None
+        if settings.distillation and state.baseline is not None:
+            with torch.no_grad():  # until joint training the teacher's backbone is the model's, and its word is enough
+                mirrors = stage == "joint" and config.augment.flip > 0
+                teacher_logits_BK = target_logits(state.baseline, x_B3HW, mirrors=mirrors)
+        logits_BK = output.logits_BK
+        costs = protopnet_costs(output, label_BV, share_BV, own_KP, settings, teacher_logits_BK)
+    return {**costs, "accuracy": (logits_BK.argmax(1) == label_BV[:, 0]).float().mean()}

@@ -1,0 +1,148 @@
+"""What the stages of a run do besides gradient descent: around an epoch, and instead of one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from likethat.config import AUTO_WIDTH, Config
+from likethat.data.loaders import Images
+from likethat.errors import UserError
+from likethat.inference.passes import classify_images, last_layer_images, measure, mixed_precision
+from likethat.inference.score_cache import cached_scores
+from likethat.models.baseline import PlainClassifier
+from likethat.models.protopnet import set_latent_width
+from likethat.runs import layout
+from likethat.runs.atomic_files import copy_state
+from likethat.training.choose import embed_sources, start_from_classifier
+from likethat.training.course import Course
+from likethat.training.last_layer import solve_last_layer
+from likethat.training.latent_width import choose_latent_width, describe_choice
+from likethat.training.plan import PlanEntry
+from likethat.training.project import project
+from likethat.training.state import RunState
+
+
+def begin_epoch(state: RunState, stage: str, train: Images, config: Config) -> None:
+    """Let tied prototypes follow the network: each epoch starts with what it makes of their patches now."""
+    if config.train.tie and stage != "classifier":
+        assert state.projection is not None
+        with mixed_precision(train.device):
+            embed_sources(state.protopnet, train, state.projection)
+
+
+def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float) -> None:
+    """Measure the network on validation images, and tell."""
+    val = course.val
+    means = {name: float(value) for name, value in state.totals.items()}
+    if not abs(means["loss"]) < float("inf"):
+        raise UserError(
+            f"The loss is not finite in {entry}: lower the learning rates by a factor of 10 and train again into "
+            "another --out; if it recurs, look at the data with `likethat data check`."
+        )
+    with mixed_precision(val.device):  # followed, not relied on: what a model is chosen by is measured exactly
+        classifier = state.baseline if entry.stage == "classifier" else state.model
+        assert classifier is not None
+        logits_NK = classify_images(classifier, val)
+    measured = measure(logits_NK, val.label_N)
+    state.metrics.append({**asdict(entry), "train": means, "val": measured, "seconds": seconds})
+    costs = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if name != "accuracy")
+    shown = f"accuracy train {means['accuracy']:.1%}, validation {measured['accuracy']:.1%}"
+    course.display.line(f"{entry}: {costs}; {shown}")
+    state.batch, state.totals = 0, {}
+
+
+def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None:
+    """Take prototypes from the baseline's patches; from then on it is the teacher."""
+    model, baseline, val, display = state.protopnet, state.baseline, course.val, course.display
+    assert baseline is not None
+    if course.config.model.latent_width == AUTO_WIDTH:
+        _choose_width(state, baseline, course)
+    started = time.monotonic()
+    with display.task("choosing prototypes") as advance:
+        share = course.config.train.telling
+        state.projection = start_from_classifier(model, baseline, course.train, share, advance)
+    state.make_teacher()
+    measured = measure(classify_images(model, val), val.label_N)
+    state.metrics.append({**asdict(entry), "val": measured, "seconds": time.monotonic() - started})
+    display.line(f"prototypes chosen among the classifier's patches: validation accuracy {measured['accuracy']:.1%}")
+
+
+def _choose_width(state: RunState, baseline: PlainClassifier, course: Course) -> None:
+    started = time.monotonic()
+    with course.display.task("latent width") as advance:
+        choice = choose_latent_width(baseline, course.train, course.config, advance)
+    set_latent_width(state.protopnet, choice.chosen)
+    record = {"stage": "latent_width", "chosen": choice.chosen, "accuracy": choice.accuracy()}
+    state.metrics.append({**record, "images": choice.right_WN.shape[1], "seconds": time.monotonic() - started})
+    course.display.line(describe_choice(choice))
+
+
+def project_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None:
+    """Put every prototype on the nearest training patch of its class."""
+    model, val, display = state.protopnet, course.val, course.display
+    started = time.monotonic()
+    before = measure(classify_images(model, val), val.label_N)
+    with display.task("projection") as advance:
+        state.projection = project(model, course.train, course.classes, advance)
+    after = measure(classify_images(model, val), val.label_N)
+    moved_P = state.projection.moved_P
+    moved = {"mean": float(moved_P.mean()), "max": float(moved_P.max())}
+    record = {**asdict(entry), "moved": moved, "before": before, "after": after}
+    state.metrics.append({**record, "seconds": time.monotonic() - started})
+    display.line(
+        f"projection: prototypes moved by {moved['mean']:.3f} on average, {moved['max']:.3f} at most; "
+        f"validation accuracy {before['accuracy']:.1%} before, {after['accuracy']:.1%} after"
+    )
+
+
+def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> None:
+    """Solve the last layer, a convex problem, on scores computed once. Keep the cycle if it is the best so far on
+    validation."""
+    model, val, config, display = state.protopnet, course.val, course.config, course.display
+    unsolved_KP = model.last_layer.weight.detach().clone()
+    class_P = model.prototype_layer.class_P
+    assert state.projection is not None
+    source_P = state.projection.image_P if config.train.tie else None
+    started = time.monotonic()
+    views = last_layer_images(course.train, config)
+    with (
+        display.task("scores of the training images") as advance,
+        cached_scores(model, views, source_P, course.run / layout.SCORES, advance) as score_NP,
+    ):
+        solution = solve_last_layer(
+            score_NP,
+            views.label_N,
+            class_P,
+            model.num_classes,
+            lam=config.train.l1,
+            ridge=config.train.ridge,
+            start_KP=unsolved_KP,
+        )
+    with torch.no_grad():
+        model.last_layer.weight.copy_(solution.weight_KP)
+    measured = measure(classify_images(model, val), val.label_N)
+    record: dict[str, Any] = {
+        **asdict(entry),
+        "objective": solution.objective,
+        "kkt_residual": solution.kkt_residual,
+        "iterations": solution.iterations,
+        "nonzero_negative": solution.nonzero_negative,
+        "train": {"accuracy": solution.accuracy},
+        "val": measured,
+    }
+    state.metrics.append({**record, "seconds": time.monotonic() - started})
+    if measured["accuracy"] >= state.best_accuracy:
+        state.best_accuracy = measured["accuracy"]
+        state.best_model, state.best_projection = copy_state(model), state.projection
+        state.best_unsolved_KP = unsolved_KP
+    display.line(
+        f"last layer: objective {solution.objective:.5f} (optimality residual {solution.kkt_residual:.0e}), "
+        f"{solution.nonzero_negative} connections to other classes, validation accuracy {measured['accuracy']:.1%}"
+    )
+
+
+OTHER_STAGES = {"choose": choose_prototypes, "project": project_prototypes, "last_layer": optimise_last_layer}

@@ -1,0 +1,129 @@
+"""What is wrapped around a step of gradient descent: recording on a GPU, compiling, and several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from likethat.distributed import rank, world_size
+from likethat.training.batches import FreshViews
+from likethat.training.losses import Costs, CostsOf
+from likethat.training.parallel import mean_over_processes
+
+WARM_UP = 3  # steps before the recording, in which CUDA's libraries choose their kernels
+
+GradientStep = Callable[..., Costs]  # of what is shown, its costs, an optimiser and perhaps the weight of the loss
+TakeStep = Callable[[Tensor, int], Costs]  # of the numbers of a batch's images, and a seed
+Tell = Callable[[str], None]
+
+
+def wrap_step(
+    step: GradientStep,
+    costs_of: CostsOf,
+    optimizer: torch.optim.Optimizer,
+    source: FreshViews,
+    tell: Tell,
+    *,
+    compile: bool = False,
+) -> TakeStep:
+    """Return what takes `step` on a batch, for one stage of training.
+
+    On CUDA steps are recorded. Several processes take a slice of the batch each, and nothing is recorded.
+    """
+    costs_of = compiled(costs_of, tell) if compile else costs_of
+
+    def whole_step(*gathered: Tensor) -> Costs:
+        return step(source.show(*gathered), costs_of, optimizer)
+
+    is_recorded = source.device.type == "cuda" and world_size() == 1
+    run_step = RecordedStep(whole_step, optimizer, tell) if is_recorded else whole_step
+
+    def take_step(index_B: Tensor, seed: int) -> Costs:
+        """All randomness of the step (views, dropout) follows from `seed`. Nothing in it waits for the device."""
+        torch.manual_seed(seed + rank())
+        gathered = source.gather(index_B, seed)
+        if world_size() == 1:
+            return run_step(*gathered)
+        shown = source.show(*gathered)
+        share = len(shown[0]) / len(index_B)
+        # Costs are means over pictures; gradients are averaged over processes, whatever the size of their slices.
+        return mean_over_processes(step(shown, costs_of, optimizer, share * world_size()), share)
+
+    return take_step
+
+
+class RecordedStep:
+    """A step on CUDA: recorded once and replayed, so that its kernels follow each other unasked.
+
+    The recording holds for one stage of training: what is trained, and in which mode, is part of it.
+    """
+
+    def __init__(self, step: Callable[..., Costs], optimizer: torch.optim.Optimizer, tell: Tell) -> None:
+        self.step, self.optimizer, self.tell = step, optimizer, tell
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.steps = 0
+        self.recordable = True
+        self.inputs: list[Tensor] = []
+        self.costs: Costs = {}
+
+    def __call__(self, *inputs: Tensor) -> Costs:
+        """Take the step on these inputs, which have the same shapes in every call."""
+        if self.recordable and self.steps < WARM_UP:
+            self.steps += 1
+            return self._step_aside(*inputs)
+        if self.recordable and self.graph is None:
+            self._record(*inputs)
+        if self.graph is None:
+            return self.step(*inputs)
+        for place, value in zip(self.inputs, inputs, strict=True):
+            place.copy_(value)
+        self.graph.replay()
+        return self.costs
+
+    def _step_aside(self, *inputs: Tensor) -> Costs:
+        """Take a step on a stream of its own, as the recording will be."""
+        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            costs = self.step(*inputs)
+        here.wait_stream(aside)
+        return costs
+
+    def _record(self, *inputs: Tensor) -> None:
+        """Record the step, which computes nothing; the first replay is the step itself."""
+        self.inputs = [value.clone() for value in inputs]
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.costs = self.step(*self.inputs)
+        except RuntimeError as error:  # a backbone that asks the device something in the middle of a step
+            self.recordable = False
+            self.tell(f"note: steps cannot be recorded with this backbone, so they run slower ({error})")
+            return
+        self.graph = graph
+
+
+def compiled(costs_of: CostsOf, tell: Tell) -> CostsOf:
+    """Return the same costs by kernels made for them; where that does not work, say so once and go without."""
+    torch.compiler.reset()  # each stage trains other parameters; what was compiled for the last one is of no use
+    quick, first = torch.compile(costs_of, dynamic=False), True
+
+    def costs_now(*shown: Tensor) -> Costs:
+        nonlocal quick, first
+        if not first:
+            return quick(*shown)
+        first = False
+        try:
+            return quick(*shown)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            quick = costs_of
+            reason = str(error).strip().partition("\n")[0]
+            tell(f"note: steps cannot be compiled here, so they run slower ({reason})")
+        return costs_of(*shown)
+
+    return costs_now
