@@ -80,7 +80,7 @@ def measure(folder: Path, count: int, case: type[Small] | type[Full]) -> dict[st
     from likethat.data.loaders import Images
     from likethat.inference import memory_map, score_cache
     from likethat.inference.nearest import nearest_patches
-    from likethat.models.baseline import PlainClassifier
+    from likethat.models.baseline import BaselineClassifier
     from likethat.models.protopnet import create_protopnet
     from likethat.training import choose, last_layer_problem, project, prune
     from likethat.training.last_layer import solve_last_layer
@@ -92,7 +92,7 @@ def measure(folder: Path, count: int, case: type[Small] | type[Full]) -> dict[st
     config = resolve(backbone="test_resnet", weights="none", input_size=case.side, latent_width=case.width)
     classes, shape = case.classes, (count, case.side, case.side, 3)
     model = create_protopnet(config.model, [case.per_class] * classes).eval()
-    plain = PlainClassifier(model.backbone, classes)
+    baseline = BaselineClassifier(model.backbone, classes)
     pixels = np.lib.format.open_memmap(folder / "pixels.npy", mode="w+", dtype=np.uint8, shape=shape)
     noise = np.random.default_rng(0)
     for start in range(0, count, 1000):
@@ -112,7 +112,7 @@ def measure(folder: Path, count: int, case: type[Small] | type[Full]) -> dict[st
         solve_last_layer(kept.score_NP, kept.label_N, kept.class_P, classes, max_iterations=ITERATIONS)
 
     steps: tuple[Callable[[Images], object], ...] = (
-        lambda images: choose.start_from_classifier(model, plain, images, share=1.0),
+        lambda images: choose.start_from_baseline(model, baseline, images, share=1.0),
         lambda images: project.project(model, images, names),
         lambda images: nearest_patches(model, images, prune.NEAREST),
         last_layer,

@@ -16,11 +16,11 @@ from likethat.data.loaders import hold
 from likethat.inference.passes import score_images
 from likethat.metrics.conformal import conformal_figures
 from likethat.metrics.figure import MetricFigure
+from likethat.metrics.out_of_distribution import auroc, fpr95, out_of_distribution_figures
 from likethat.metrics.reliability import calibration_figures
-from likethat.metrics.strangers import auroc, fpr95, stranger_figures
 from likethat.models.protopnet import logits_of_scores
 from likethat.runs.classifier import Classifier, load
-from likethat.runs.data import open_strangers, open_test_data
+from likethat.runs.data import open_out_of_distribution, open_test_data
 
 
 def scores_of(classifier: Classifier, dataset: DataSet) -> Tensor:
@@ -69,9 +69,9 @@ def main() -> None:
     print_figures(calibration_figures(logits_of_scores(known_NP, weight_KP), label_N))
     print_figures(conformal_figures(classifier.calibration, logits_of_scores(known_NP, weight_KP), label_N))
     for folder in args.ood:
-        other_MP = scores_of(classifier, open_strangers(classifier, folder))
+        other_MP = scores_of(classifier, open_out_of_distribution(classifier, folder))
         print_figures(
-            stranger_figures(
+            out_of_distribution_figures(
                 classifier.calibration,
                 logits_of_scores(known_NP, weight_KP),
                 logits_of_scores(other_MP, weight_KP),

@@ -61,7 +61,7 @@ def draw_attributions(classifier: Classifier, dataset: DataSet) -> None:
     sheet.save(IMAGES / "attribution.jpg", quality=88)
 
 
-def draw_strangers(classifier: Classifier, dataset: DataSet) -> None:
+def draw_out_of_distribution(classifier: Classifier, dataset: DataSet) -> None:
     """Known species beside some that the run has never seen."""
     with tempfile.TemporaryDirectory() as folder:
         make_birds(Path(folder), species=16, train=1, val=1, test=1, size=160, seed=7)
@@ -75,7 +75,7 @@ def draw_strangers(classifier: Classifier, dataset: DataSet) -> None:
                 verdict = classifier.predict(path).verdict
                 assert verdict is not None, "calibrate the run first: likethat calibrate RUN"
                 tiles.append((square(classifier.prepare(path).image), f"{kind}: {verdict.likeness:.1f} points"))
-        strip("strangers", tiles)
+        strip("out-of-distribution", tiles)
 
 
 def draw_reliable(classifier: Classifier, dataset: DataSet) -> None:
@@ -88,7 +88,7 @@ def main(run: str, other: str) -> None:
     classifier = load(run, "cpu")
     dataset = open_run_data(classifier, None)
     draw_attributions(classifier, dataset)
-    draw_strangers(classifier, dataset)
+    draw_out_of_distribution(classifier, dataset)
     classifier = load(other, "cpu")
     draw_reliable(classifier, open_run_data(classifier, None))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from likethat.config import PRESETS, from_dict, resolve
+from likethat.config import PRESETS, RENAMED_OPTIONS, from_dict, resolve
 from likethat.errors import UserError
 
 
@@ -92,3 +92,16 @@ def test_a_run_of_an_earlier_version_keeps_what_it_was_trained_with() -> None:
     assert from_dict(saved) == resolve("default", cutmix=0, distillation=0.5)
     del saved["train"]["last_layer_views"]
     assert from_dict(saved) == resolve("default", cutmix=0, distillation=0.5, last_layer_views=1)
+
+
+def test_an_older_run_names_its_options_otherwise(tmp_path: Path) -> None:
+    values = {"classifier_epochs": 7, "from_classifier": "old", "classifier_lr": 1e-3, "telling": 0.3, "norm_images": 5}
+    assert values.keys() == RENAMED_OPTIONS.keys()
+    saved = json.loads(json.dumps(resolve("default").to_dict()))
+    for old, new in RENAMED_OPTIONS.items():
+        del saved["train"][new]
+        saved["train"][old] = values[old]
+    assert from_dict(saved) == resolve("default", **{RENAMED_OPTIONS[old]: value for old, value in values.items()})
+    (tmp_path / "c.toml").write_text("classifier_epochs = 7")  # files are written for this version
+    with pytest.raises(UserError, match="no option called 'classifier_epochs'"):
+        resolve("default", tmp_path / "c.toml")

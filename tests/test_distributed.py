@@ -25,7 +25,7 @@ from likethat.data.synthetic.field_guide import make_birds
 from likethat.runs.atomic_files import load_tensors
 
 CASE = Path(__file__).parent / "helpers" / "distributed_case.py"
-OPTIONS = [*TINY, *"--batch-size 9 --classifier-epochs 2 --joint-epochs 1,1".split()]
+OPTIONS = [*TINY, *"--batch-size 9 --baseline-epochs 2 --joint-epochs 1,1".split()]
 
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -121,11 +121,11 @@ def test_passes_over_images_have_the_same_bits(results: tuple[dict[str, torch.Te
     assert bool((nearest_Pk[:, 0] == nearest_Pk[:, 1]).all()), "no ties, so nothing is known about them"
 
 
-@pytest.mark.parametrize(("stage", "tolerance"), [("classifier", 1e-6), ("warm", 1e-4), ("joint", 1e-4)])
+@pytest.mark.parametrize(("stage", "tolerance"), [("baseline", 1e-6), ("warm", 1e-4), ("joint", 1e-4)])
 def test_steps_are_those_of_the_whole_batch(
     results: tuple[dict[str, torch.Tensor], ...], stage: str, tolerance: float
 ) -> None:
-    """Uneven slices, a piece of another picture in each, BatchNorm that learns (in the classifier stage)."""
+    """Uneven slices, a piece of another picture in each, BatchNorm that learns (in the baseline stage)."""
     one, two = results
     names = [name for name in one if name.startswith(f"{stage}/")]
     assert names == [name for name in two if name.startswith(f"{stage}/")]
@@ -150,13 +150,13 @@ def test_evaluate_and_atlas_answer_to_the_bit(run: Path, tmp_path: Path) -> None
 
 
 def test_a_lost_process_is_told_and_any_number_goes_on(run: Path, birds: Path, tmp_path: Path) -> None:
-    """One process is killed in the classifier stage, two go on, one of these is killed in the joint stage, torchrun
+    """One process is killed in the baseline stage, two go on, one of these is killed in the joint stage, torchrun
     starts both again, one is killed again, and one process goes on to the end."""
     out, killer = tmp_path / "run", tmp_path / "killer.py"
     killer.write_text(KILLER)
     train = ["train", birds, "--out", out, *OPTIONS]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, killer, "classifier", "14", *train], env=environment, capture_output=True)
+    killed = subprocess.run([sys.executable, killer, "baseline", "14", *train], env=environment, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     lost = torchrun(killer, "joint", "4", *train, "--resume", check=False, restarts=1)
     assert lost.stderr.count("likethat (process 0): Another process of this run was lost") == 2
@@ -179,7 +179,7 @@ def test_a_lost_process_is_told_and_any_number_goes_on(run: Path, birds: Path, t
 
 def test_asked_to_stop_all_stop_at_one_place(birds: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    endless = ["--classifier-epochs", "100000"]  # so that it cannot be over before the signal comes
+    endless = ["--baseline-epochs", "100000"]  # so that it cannot be over before the signal comes
     train = ["-m", "likethat", "train", str(birds), "--out", str(out), *OPTIONS, *endless]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*LAUNCHER, "--log-dir", str(tmp_path), *train]

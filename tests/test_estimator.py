@@ -29,7 +29,7 @@ TINY = {
     "batch_size": 8,
     "device": "cpu",
     "prototypes_per_class": 2,
-    "classifier_epochs": 1,
+    "baseline_epochs": 1,
     "joint_epochs": 1,
 }
 

@@ -67,19 +67,21 @@ class TrainConfig:
     seed: int = _option(0, "seed of everything random")
     batch_size: int = _option(80, "images in a step")
     views: int = _option(1, "augmented views of every training image in an epoch")
-    classifier_epochs: int = _option(40, "epochs of the plain classifier whose patches become prototypes; 0 for none")
-    from_classifier: str = _option(
-        "", "a finished plain classifier to take them from instead: a baseline run or a file of a timm model's weights"
+    baseline_epochs: int = _option(40, "epochs of the baseline whose patches become prototypes; 0 for none")
+    from_baseline: str = _option(
+        "", "a finished baseline to take them from instead: its run folder or a file of a timm model's weights"
     )
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
     joint_epochs: tuple[int, ...] = _option(
         (50,), "epochs of joint training before each projection, one number a cycle"
     )
-    telling: float = _option(0.2, "share of an image's patches, the most telling ones, that may become prototypes")
-    norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
+    candidate_share: float = _option(
+        0.2, "share of an image's patches, those that speak most for its class, that may become prototypes"
+    )
+    batch_norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
     tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
-    classifier_lr: float = _option(2e-4, "learning rate of the backbone in the classifier stage")
-    head_lr: float = _option(2e-3, "learning rate of the plain classifier's linear layer")
+    baseline_lr: float = _option(2e-4, "learning rate of the backbone in the baseline stage")
+    head_lr: float = _option(2e-3, "learning rate of the baseline's linear layer")
     backbone_lr: float = _option(2e-4, "learning rate of the backbone in the joint stage")
     add_on_lr: float = _option(4e-4, "learning rate of the add-on layers")
     prototype_lr: float = _option(3e-3, "learning rate of prototypes that are not tied")
@@ -87,7 +89,7 @@ class TrainConfig:
     weight_decay: float = _option(0.05, "weight decay of backbone, add-on layers and linear layer")
     decoupled_decay: bool = _option(True, "AdamW's weight decay instead of Adam's")
     label_smoothing: float = _option(0.1, "share of the target spread over all classes")
-    distillation: float = _option(0.5, "share of the cross entropy taken against the plain classifier's probabilities")
+    distillation: float = _option(0.5, "share of the cross entropy taken against the baseline's probabilities")
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
@@ -96,13 +98,22 @@ class TrainConfig:
     compile: bool = _option(False, "compile the steps: they begin a minute later and then take less time")
 
     @property
-    def has_classifier(self) -> bool:
-        """Whether prototypes come from a plain classifier, its own or a given one."""
-        return self.classifier_epochs > 0 or self.from_classifier != ""
+    def has_baseline(self) -> bool:
+        """Whether prototypes come from a baseline, its own or a given one."""
+        return self.baseline_epochs > 0 or self.from_baseline != ""
 
 
 # Options with a default that changes training, which runs of earlier versions lack: what those were trained with.
-CAME_LATER = {"cutmix": 0.0, "last_layer_views": 1}
+DEFAULTS_OF_OLDER_RUNS = {"cutmix": 0.0, "last_layer_views": 1}
+
+# Options by the names that they have in the configurations of older runs.
+RENAMED_OPTIONS = {
+    "classifier_epochs": "baseline_epochs",
+    "from_classifier": "from_baseline",
+    "classifier_lr": "baseline_lr",
+    "telling": "candidate_share",
+    "norm_images": "batch_norm_images",
+}
 
 SECTIONS = {"data": DataConfig, "model": ModelConfig, "augment": AugmentConfig, "train": TrainConfig}
 
@@ -131,10 +142,10 @@ def paper(backbone: str) -> Config:
         augment=AugmentConfig(skew=0.2, distortion=0.0, compose=False, zoom=1.0, jitter=0.0, erase=0.0, cutmix=0.0),
         train=TrainConfig(
             views=30,
-            classifier_epochs=0,
+            baseline_epochs=0,
             warm_epochs=5,
             joint_epochs=(6, 10, 10),
-            norm_images=0,
+            batch_norm_images=0,
             tie=False,
             backbone_lr=1e-4,
             add_on_lr=3e-3,
@@ -152,7 +163,7 @@ def paper(backbone: str) -> Config:
 
 
 def default(backbone: str) -> Config:
-    """Ours: fine-tune a plain classifier, take its most telling patches as prototypes, refine both together."""
+    """Ours: fine-tune a baseline, take prototypes from the patches that speak most for their class, refine both."""
     return Config()
 
 
@@ -191,9 +202,13 @@ def resolve(preset: str = "default", file: Path | None = None, **overrides: Any)
 
 def from_dict(saved: dict[str, Any]) -> Config:
     """A configuration as `Config.to_dict` gave it, perhaps through JSON."""
+    renamed = {
+        section: {RENAMED_OPTIONS.get(name, name): value for name, value in saved[section].items()}
+        for section in SECTIONS
+    }
     # A run of an earlier version lacks the options that came later.
-    values = {name: saved[section][name] for name, (section, _, _) in options().items() if name in saved[section]}
-    return resolve(saved["preset"], **{**CAME_LATER, **values})
+    values = {name: renamed[section][name] for name, (section, _, _) in options().items() if name in renamed[section]}
+    return resolve(saved["preset"], **{**DEFAULTS_OF_OLDER_RUNS, **values})
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -218,22 +233,22 @@ def _check(config: Config) -> None:
         *[
             (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
             for name in (
-                *("classifier_lr", "head_lr", "backbone_lr", "add_on_lr", "prototype_lr", "weight_decay", "l1"),
-                *("classifier_epochs", "warm_epochs", "lr_step"),
+                *("baseline_lr", "head_lr", "backbone_lr", "add_on_lr", "prototype_lr", "weight_decay", "l1"),
+                *("baseline_epochs", "warm_epochs", "lr_step"),
             )
         ],
         (config.train.batch_size >= 2, "--batch-size must be at least 2"),
         (config.train.views >= 1, "--views must be at least 1"),
         (config.train.last_layer_views >= 1, "--last-layer-views must be at least 1"),
-        (not config.train.tie or config.train.has_classifier, "--tie needs --classifier-epochs above 0"),
-        (0 < config.train.telling <= 1, "--telling must lie between 0 and 1"),
+        (not config.train.tie or config.train.has_baseline, "--tie needs --baseline-epochs above 0"),
+        (0 < config.train.candidate_share <= 1, "--candidate-share must lie between 0 and 1"),
         (
-            not config.train.has_classifier or config.model.add_on == "linear",
-            "prototypes of a plain classifier (--classifier-epochs, --from-classifier) need --add-on linear",
+            not config.train.has_baseline or config.model.add_on == "linear",
+            "prototypes of a baseline (--baseline-epochs, --from-baseline) need --add-on linear",
         ),
         (
-            not config.train.has_classifier or config.model.prototype_shape == (1, 1),
-            "prototypes of a plain classifier (--classifier-epochs, --from-classifier) need --prototype-shape 1x1",
+            not config.train.has_baseline or config.model.prototype_shape == (1, 1),
+            "prototypes of a baseline (--baseline-epochs, --from-baseline) need --prototype-shape 1x1",
         ),
         (len(config.train.joint_epochs) > 0, "--joint-epochs needs at least one number"),
         (all(epochs >= 0 for epochs in config.train.joint_epochs), "--joint-epochs must not be negative"),
@@ -243,9 +258,9 @@ def _check(config: Config) -> None:
             "--latent-width must be at least 1, or auto",
         ),
         (
-            config.model.latent_width != AUTO_WIDTH or config.train.has_classifier,
-            "--latent-width auto compares widths by a plain classifier's patches (--classifier-epochs, "
-            "--from-classifier); without one, name a number",
+            config.model.latent_width != AUTO_WIDTH or config.train.has_baseline,
+            "--latent-width auto compares widths by a baseline's patches (--baseline-epochs, "
+            "--from-baseline); without one, name a number",
         ),
         (min(config.model.prototype_shape) >= 1, "--prototype-shape must be at least 1"),
         (min(config.model.input_size) >= 16, "--input-size must be at least 16"),

@@ -154,7 +154,7 @@ RUN = '{"format": 1, "likethat": "0.1.0"}'
         {"checkpoints/pixels.npy": ""},
         {"explanations.html": "", "explanations.json": "{}", "owl.png": ""},
         {"index.html": "", "atlas.json": "{}", "pictures/0.webp": ""},
-        {"table.md": "", "table.json": "{}", "seed0/resnet34/plain.log": ""},
+        {"table.md": "", "table.json": "{}", "seed0/resnet34/baseline.log": ""},
     ],
     ids=["run", "begun", "explanations", "atlas", "study"],
 )

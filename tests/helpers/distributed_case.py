@@ -1,4 +1,4 @@
-"""What several processes must compute as one does. Started alone or by torchrun; the first process saves its results.
+"""What several processes must compute as one does. Started alone or by torchrun; the main process saves its results.
 
 python distributed_case.py OUT.safetensors
 """
@@ -20,13 +20,13 @@ from likethat.inference.feature_maps import keep_feature_maps
 from likethat.inference.nearest import nearest_patches
 from likethat.inference.passes import classify_images, score_images
 from likethat.models.backbone import place
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import create_protopnet
 from likethat.runs.atomic_files import save_tensors, with_prefix
 from likethat.training import choose, stages
 from likethat.training import project as project_module
 from likethat.training.batches import FreshViews
-from likethat.training.choose import start_from_classifier
+from likethat.training.choose import start_from_baseline
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.parallel import average_gradients, synchronise_norms
 from likethat.training.plan import set_mode, start_stage
@@ -44,9 +44,9 @@ memory_map.MEMORY_SHARE = 0.0  # scores go to a file
 def make_state(config: Config) -> RunState:
     torch.manual_seed(0)
     model = place(create_protopnet(config.model, [4] * CLASSES), torch.device("cpu"))
-    plain = PlainClassifier(model.backbone, CLASSES)
-    plain.backbone.idle = nn.Parameter(torch.ones(3))  # as some backbones have: no picture depends on it
-    return RunState(model, plain)
+    baseline = BaselineClassifier(model.backbone, CLASSES)
+    baseline.backbone.idle = nn.Parameter(torch.ones(3))  # as some backbones have: no picture depends on it
+    return RunState(model, baseline)
 
 
 def make_images() -> Images:
@@ -80,7 +80,9 @@ def train(state: RunState, stage: str, images: Images, config: Config) -> dict[s
 def work(file: Path) -> dict[str, Tensor]:
     config = resolve("default", None, backbone="test_resnet", weights="none", latent_width="16", input_size="64")
     # Statistics are learned, and every picture has a piece of another.
-    config = replace(config, train=replace(config.train, norm_images=10), augment=replace(config.augment, cutmix=1.0))
+    config = replace(
+        config, train=replace(config.train, batch_norm_images=10), augment=replace(config.augment, cutmix=1.0)
+    )
     images, state = make_images(), make_state(config)
     model, baseline = state.protopnet, state.baseline
     assert baseline is not None
@@ -98,12 +100,12 @@ def work(file: Path) -> dict[str, Tensor]:
     whole = choose.MOST_BYTES, project_module.MOST_BYTES
     choose.MOST_BYTES, project_module.MOST_BYTES = 7_000, 2_500  # candidates of two classes at a time
     found |= with_prefix("exact/groups", vars(project(model, images, ("a", "b", "c"))))
-    source = start_from_classifier(model, baseline, images, config.train.telling)
+    source = start_from_baseline(model, baseline, images, config.train.candidate_share)
     found |= with_prefix("exact/embedded", vars(source))
     found["exact/embedded_PDhw"] = model.prototype_layer.prototype_PDhw.detach().clone()
     found["exact/scale_KP"] = model.last_layer.weight.detach().clone()
     choose.MOST_BYTES, project_module.MOST_BYTES = whole
-    state.projection = start_from_classifier(model, baseline, images, config.train.telling)
+    state.projection = start_from_baseline(model, baseline, images, config.train.candidate_share)
     state.make_teacher()
     found |= with_prefix("exact/source", vars(state.projection))
     found |= with_prefix("warm", train(state, "warm", images, config))
@@ -113,7 +115,7 @@ def work(file: Path) -> dict[str, Tensor]:
     state.protopnet.double()  # statistics of few pictures blow up rounding
     state.baseline.double()
     synchronise_norms(state.protopnet)
-    return found | with_prefix("classifier", train(state, "classifier", images, config))
+    return found | with_prefix("baseline", train(state, "baseline", images, config))
 
 
 if __name__ == "__main__":

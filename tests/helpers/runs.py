@@ -21,7 +21,7 @@ _LOADED.set_forkserver_preload(["likethat.workflows.train"])
 # A whole run in a few seconds: timm's smallest ResNet from random weights.
 TINY = """--backbone test_resnet --weights none --latent-width 16 --input-size 64 --batch-size 8 --device cpu
     --prototypes-per-class 3""".split()
-DEFAULT = [*TINY, *"--classifier-epochs 2 --joint-epochs 2,1".split()]
+DEFAULT = [*TINY, *"--baseline-epochs 2 --joint-epochs 2,1".split()]
 PAPER = [*TINY, *"--preset paper --views 2 --last-layer-views 1 --warm-epochs 1 --joint-epochs 1,1".split()]
 
 

@@ -126,7 +126,7 @@ def test_a_run_is_trained_from_files_alone(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(memory_map, "MEMORY_SHARE", 0.0)
     monkeypatch.setattr(last_layer_problem, "BLOCK", 100)
     options = {"backbone": "test_resnet", "weights": "none", "latent_width": 16, "input_size": 64, "batch_size": 8}
-    epochs = {"classifier_epochs": 1, "joint_epochs": (1,), "prototypes_per_class": 2}
+    epochs = {"baseline_epochs": 1, "joint_epochs": (1,), "prototypes_per_class": 2}
     likethat.train(make_tiny_birds(tmp_path / "birds"), tmp_path / "run", device="cpu", **options, **epochs)
     (solved,) = [record for record in layout.read_metrics(tmp_path / "run") if record["stage"] == "last_layer"]
     assert solved["kkt_residual"] <= 1e-5

@@ -17,6 +17,7 @@ from likethat.report.charts import round_ticks
 from likethat.report.curves import HEIGHT, PROJECTION, STAGE, epoch_charts
 from likethat.report.html import write_report
 from likethat.runs.classifier import load
+from likethat.runs.layout import read_metrics
 
 HOSTILE = ('<script>alert("x")</script>', "owl' onload='alert(1)", 'wren & "co" {{ 7 * 7 }}')
 METRICS: list[dict[str, object]] = [
@@ -162,10 +163,19 @@ def test_report_without_metrics_or_examples(tmp_path: Path) -> None:
 
 def test_a_report_says_why_training_accuracy_falls_on_views_pieced_together(run: TinyRun, tmp_path: Path) -> None:
     reason = "a piece of another picture covers part of a view"
-    pieced = make_run(tmp_path, add_on="linear", classifier_epochs=1, distillation=1.0, cutmix=1.0)
+    pieced = make_run(tmp_path, add_on="linear", baseline_epochs=1, distillation=1.0, cutmix=1.0)
     write_metrics(pieced.path, METRICS)
     assert reason in report_of(pieced, explained=0)
     assert reason not in report_of(run, explained=0)
+
+
+def test_the_stages_of_an_older_run_have_their_names_of_today(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    write_metrics(run.path, [entry | {"stage": "classifier"} if "epoch" in entry else entry for entry in METRICS])
+    assert {entry["stage"] for entry in read_metrics(run.path)} == {"baseline", "project", "last_layer", "test"}
+    (words,) = {Tags(chart.svg).text for chart in epoch_charts(read_metrics(run.path)) if chart.title == "Accuracy"}
+    assert re.search(r"\bbaseline\b", words)
+    assert "classifier" not in words
 
 
 def test_damaged_metrics_get_a_sentence(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_mistakes_are_told(run: Path, given: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../owl.jpg", "/etc/owl.jpg"])
-def test_a_strangers_model_reads_no_files_outside_its_folder(given: Path, tmp_path: Path, name: str) -> None:
+def test_somebody_elses_model_reads_no_files_outside_its_folder(given: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(given, tmp_path / "evil")
     document = json.loads((tmp_path / "evil" / "prototypes.json").read_text())
     document["prototypes"][0]["crop"] = name

@@ -200,7 +200,7 @@ def test_health_and_metrics(client: httpx.Client) -> None:
     client.get("/such/a/path")
     after = client.get("/metrics").text
     assert after != before
-    assert 'route="/such' not in after, "strangers cannot grow the table"
+    assert 'route="/such' not in after, "visitors cannot grow the table"
     assert 'method="BREW"' not in after
     assert 'likethat_requests_total{method="GET",route="/health",status="200"}' in after
 

@@ -1,4 +1,4 @@
-"""The server among strangers: hosts, origins, tokens, hostile files and paths."""
+"""The server among visitors: hosts, origins, tokens, hostile files and paths."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NASTY = '<img src=x onerror="alert(1)">'
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
-    folder = tmp_path_factory.mktemp("strangers")
+    folder = tmp_path_factory.mktemp("visitors")
     (folder / "secret.jpg").write_bytes(b"secret")
     return make_run(folder, ("finch", "owl", NASTY))
 

@@ -1,4 +1,4 @@
-"""Prototypes read off a plain classifier, and what keeps them honest while the network goes on to change."""
+"""Prototypes read off a baseline, and what keeps them honest while the network goes on to change."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from likethat.inference.passes import score_images
 from likethat.inference.source_image import leave_source_out
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.training import choose
-from likethat.training.choose import embed_sources, spread_choice, start_from_classifier, telling_count
+from likethat.training.choose import candidate_count, embed_sources, spread_choice, start_from_baseline
 from likethat.training.project import project
 
 NAMES = ("a", "b", "c")
@@ -42,8 +42,8 @@ def test_leaving_the_source_out_is_the_mean_of_the_class_mates(seed: int, counts
 def test_chosen_prototypes_are_patches_of_their_class() -> None:
     model = tiny_model([3, 2, 4], **DEFAULT)
     images = random_images(20, 3)
-    plain = PlainClassifier(model.backbone, 3)
-    source = start_from_classifier(model, plain, images, 0.2)
+    baseline = BaselineClassifier(model.backbone, 3)
+    source = start_from_baseline(model, baseline, images, 0.2)
     class_P = model.prototype_layer.class_P
     assert torch.equal(images.label_N[source.image_P], class_P)
     with torch.no_grad():
@@ -58,23 +58,23 @@ def test_chosen_prototypes_are_patches_of_their_class() -> None:
     assert (weight[model.own_KP] > 0).all()
 
 
-def test_only_the_most_telling_patches_are_chosen() -> None:
+def test_only_patches_with_the_strongest_evidence_are_chosen() -> None:
     """Each chosen patch is among those of its image with the highest log-probability of the class, patch by patch."""
     model = tiny_model([2, 2, 2], **DEFAULT)
     images = random_images(12, 3)
-    plain = PlainClassifier(model.backbone, 3).eval()
-    torch.nn.init.normal_(plain.head.weight)
-    count = telling_count(model, images, 0.2)
+    baseline = BaselineClassifier(model.backbone, 3).eval()
+    torch.nn.init.normal_(baseline.head.weight)
+    count = candidate_count(model, images, 0.2)
     assert count == 2  # a fifth of 9 patches
-    source = start_from_classifier(model, plain, images, 0.2)
+    source = start_from_baseline(model, baseline, images, 0.2)
     with torch.no_grad():
-        feature = plain.backbone(images.batch(torch.arange(12))[0])
+        feature = baseline.backbone(images.batch(torch.arange(12))[0])
     for p in range(6):
         n = int(source.image_P[p])
         evidence = []
         for row in range(3):
             for column in range(3):
-                logits = plain.head(feature[n, :, row, column]).detach()
+                logits = baseline.head(feature[n, :, row, column]).detach()
                 evidence.append((float(logits.log_softmax(0)[images.label_N[n]]), row, column))
         best = [(row, column) for _, row, column in sorted(evidence, reverse=True)[:count]]
         assert (int(source.row_P[p]), int(source.column_P[p])) in best
@@ -85,12 +85,12 @@ def test_candidates_that_do_not_fit_are_computed_again(monkeypatch: pytest.Monke
     images = random_images(70, 3)
     torch.manual_seed(0)
     model = tiny_model([3, 2, 4], **DEFAULT)
-    plain = PlainClassifier(model.backbone, 3)
-    torch.nn.init.normal_(plain.head.weight)
+    baseline = BaselineClassifier(model.backbone, 3)
+    torch.nn.init.normal_(baseline.head.weight)
     found = []
     for most in (2**29, 4 * 8 * 2 * 48, 4 * 8 * 2 * 24):  # bytes of eight numbers for each of an image's two patches
         monkeypatch.setattr(choose, "MOST_BYTES", most)
-        source = start_from_classifier(model, plain, images, 0.2)
+        source = start_from_baseline(model, baseline, images, 0.2)
         found.append((source, model.prototype_layer.vectors().detach().clone(), model.last_layer.weight.clone()))
     for source, vector_PD, weight_KP in found[1:]:
         for name, value in vars(found[0][0]).items():
@@ -103,13 +103,13 @@ def test_a_class_with_too_many_candidates_offers_the_strongest(monkeypatch: pyte
     images = random_images(21, 3)
     images.label_N[:] = torch.tensor([0] * 15 + [1] * 3 + [2] * 3)
     model = tiny_model([5, 1, 1], **DEFAULT)
-    plain = PlainClassifier(model.backbone, 3).eval()
-    torch.nn.init.normal_(plain.head.weight)
+    baseline = BaselineClassifier(model.backbone, 3).eval()
+    torch.nn.init.normal_(baseline.head.weight)
     monkeypatch.setattr(choose, "MOST_BYTES", 4 * 8 * 7)
-    source = start_from_classifier(model, plain, images, 0.4)  # four patches an image
+    source = start_from_baseline(model, baseline, images, 0.4)  # four patches an image
     with torch.no_grad():
-        feature = plain.backbone(images.batch(torch.arange(21))[0])
-        evidence = plain.head(feature[:15].flatten(2).transpose(1, 2)).log_softmax(2)[..., 0]
+        feature = baseline.backbone(images.batch(torch.arange(21))[0])
+        evidence = baseline.head(feature[:15].flatten(2).transpose(1, 2)).log_softmax(2)[..., 0]
     strongest = [
         (n, place) for n in range(15) for place in evidence[n].topk(4).indices.tolist()
     ]  # of each image, and then of all of them
@@ -123,7 +123,7 @@ def test_the_scale_is_the_best_by_the_definition() -> None:
     """Cross entropy of all images at once, no image looking at a prototype cut from it."""
     images = random_images(70, 3)
     model = tiny_model([3, 2, 4], **DEFAULT)
-    source = start_from_classifier(model, PlainClassifier(model.backbone, 3), images, 0.2)
+    source = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images, 0.2)
     own_KP = model.own_KP
     score_NP = leave_source_out(score_images(model, images), torch.arange(70)[:, None], source.image_P, own_KP)
     logits_NK = score_NP @ (own_KP / own_KP.sum(1, keepdim=True)).T
@@ -137,7 +137,7 @@ def test_the_scale_is_the_best_by_the_definition() -> None:
 
 def test_few_images_offer_more_patches_each() -> None:
     model = tiny_model([6, 6], **DEFAULT)
-    assert telling_count(model, random_images(4, 2), 0.2) == 3  # 2 images a class for 6 prototypes
+    assert candidate_count(model, random_images(4, 2), 0.2) == 3  # 2 images a class for 6 prototypes
 
 
 def test_spread_choice_takes_one_of_each_heap() -> None:
@@ -150,7 +150,7 @@ def test_spread_choice_takes_one_of_each_heap() -> None:
 def test_tied_prototypes_follow_the_network_and_projection_leaves_them() -> None:
     model = tiny_model([3, 3, 3], **DEFAULT)
     images = random_images(15, 3)
-    source = start_from_classifier(model, PlainClassifier(model.backbone, 3), images, 0.2)
+    source = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images, 0.2)
     with torch.no_grad():
         for parameter in model.backbone.parameters():
             parameter.mul_(1.05)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import likethat as package
 from likethat.config import resolve
 from likethat.data.loaders import Images
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.training import latent_width
-from likethat.training.choose import start_from_classifier
+from likethat.training.choose import start_from_baseline
 from likethat.training.latent_width import (
     candidate_widths,
     choose_latent_width,
@@ -33,12 +33,12 @@ def test_stored_maps_and_folds_equal_a_slow_cross_validation(monkeypatch: pytest
     """Each width and fold with a model of its own on pictures: no map is stored, nothing is shared."""
     monkeypatch.setattr(latent_width, "WIDTHS", (4, 24))
     shell = tiny_model([1, 1, 1], latent_width=4, **OPTIONS)
-    plain = PlainClassifier(shell.backbone, 3).eval()
+    baseline = BaselineClassifier(shell.backbone, 3).eval()
     with torch.no_grad():
-        plain.head.weight.normal_()
+        baseline.head.weight.normal_()
     images = random_images(23, 3)
     config = resolve("default", backbone="test_resnet", weights="none", prototypes_per_class=2)
-    choice = choose_latent_width(plain, images, config)
+    choice = choose_latent_width(baseline, images, config)
     expected = []
     for width in (4, 24):
         right = [False] * 23
@@ -47,11 +47,11 @@ def test_stored_maps_and_folds_equal_a_slow_cross_validation(monkeypatch: pytest
             out = [n for n in range(23) if n // 3 % 3 == fold]
             rest = [n for n in range(23) if n not in out]
             model = tiny_model([2, 2, 2], latent_width=width, **OPTIONS)
-            model.backbone.load_state_dict(plain.backbone.state_dict())
-            own = PlainClassifier(model.backbone, 3)
-            own.head.load_state_dict(plain.head.state_dict())
+            model.backbone.load_state_dict(baseline.backbone.state_dict())
+            own = BaselineClassifier(model.backbone, 3)
+            own.head.load_state_dict(baseline.head.state_dict())
             inside = Images(images.pixel_NHW3[rest], images.label_N[rest], images.device)
-            start_from_classifier(model, own, inside, config.train.telling)
+            start_from_baseline(model, own, inside, config.train.candidate_share)
             for n in out:
                 with torch.no_grad():
                     logits_1K = model.eval()(images.batch(torch.tensor([n]))[0]).logits_BK
@@ -125,7 +125,7 @@ def test_a_run_chooses_says_so_and_is_a_run_like_any_other(tmp_path: Path) -> No
     assert "--latent-width" in other.stderr
 
 
-def test_without_a_classifier_it_is_refused(tmp_path: Path) -> None:
+def test_without_a_baseline_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(package.errors.UserError, match="name a number"):
         resolve("paper", latent_width="auto")
     with pytest.raises(package.errors.UserError, match="at least 1, or auto"):

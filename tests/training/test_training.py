@@ -14,7 +14,7 @@ from likethat.config import AugmentConfig, resolve
 from likethat.data.augment import draw_views, of_shown, show, shown_shares
 from likethat.data.loaders import training_batches, views_of
 from likethat.errors import UserError
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.training import project as project_module
 from likethat.training.loop import batch_costs
 from likethat.training.losses import shared_entropy
@@ -53,16 +53,16 @@ def test_paper_decays_everything_but_prototypes_and_ours_spares_vectors() -> Non
 
 
 @pytest.mark.parametrize("flip", [0.5, 0.0])
-def test_the_classifier_teaches_what_it_thinks_of_a_view_and_of_its_mirror_image(flip: float) -> None:
+def test_the_baseline_teaches_what_it_thinks_of_a_view_and_of_its_mirror_image(flip: float) -> None:
     config = resolve("default", tie=False, flip=flip)
     model = tiny_model([2, 2, 2], add_on="linear", similarity="cosine").eval()
-    plain = PlainClassifier(model.backbone, 3)
-    torch.nn.init.normal_(plain.head.weight)  # or it would be of one mind about all pictures
+    baseline = BaselineClassifier(model.backbone, 3)
+    torch.nn.init.normal_(baseline.head.weight)  # or it would be of one mind about all pictures
     x_B3HW, label_B = random_images(4, 3).batch(torch.arange(4))
     known_B1 = label_B[:, None], torch.ones(4, 1), torch.arange(4)[:, None]
-    costs = batch_costs(RunState(model, plain), "joint", config, x_B3HW, *known_B1)
+    costs = batch_costs(RunState(model, baseline), "joint", config, x_B3HW, *known_B1)
     with torch.no_grad():
-        seen_BK, mirrored_BK = plain(x_B3HW).softmax(1), plain(x_B3HW.flip(3)).softmax(1)
+        seen_BK, mirrored_BK = baseline(x_B3HW).softmax(1), baseline(x_B3HW.flip(3)).softmax(1)
         said_BK = model(x_B3HW).logits_BK.log_softmax(1)
     assert not torch.allclose(seen_BK, mirrored_BK, rtol=0.01)
     target_BK = (seen_BK + mirrored_BK) / 2 if flip else seen_BK

@@ -1,4 +1,4 @@
-"""The plain counterpart: training's own classifier, resumable, evaluated, refused elsewhere; and the comparison."""
+"""The baseline: training's own classifier, resumable, evaluated, refused elsewhere; and the comparison."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from likethat.data.decode import read_image, to_input
 from likethat.errors import UserError
 from likethat.explaining.explanation import explain
 from likethat.models.backbone import create_backbone
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.report.comparison import MOST_OVERLAP, class_activation, comparison_figure, distinct_parts, overlap
 from likethat.runs import layout
-from likethat.runs.baseline import load_plain, read_classifier
+from likethat.runs.baseline import load_baseline, read_baseline
 from likethat.runs.classifier import load
 
 KILLER = """
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("baseline")
     birds = make_tiny_birds(folder / "birds")
     assert main(["train", str(birds), "--out", str(folder / "run"), *DEFAULT]) == 0
-    assert main(["baseline", str(birds), "--out", str(folder / "plain"), *DEFAULT]) == 0
+    assert main(["baseline", str(birds), "--out", str(folder / "baseline"), *DEFAULT]) == 0
     return folder
 
 
@@ -65,34 +65,34 @@ def picture_of(folder: Path) -> Path:
 
 
 def test_it_is_the_classifier_that_training_begins_with(folder: Path) -> None:
-    plain, trained = lines_of(folder / "plain"), lines_of(folder / "run")
-    assert [line["stage"] for line in plain] == ["classifier", "classifier", "test"]
-    assert plain[:2] == trained[:2]
-    assert layout.read_config(folder / "plain")["kind"] == "baseline"
+    baseline, trained = lines_of(folder / "baseline"), lines_of(folder / "run")
+    assert [line["stage"] for line in baseline] == ["baseline", "baseline", "test"]
+    assert baseline[:2] == trained[:2]
+    assert layout.read_config(folder / "baseline")["kind"] == "baseline"
 
 
 def test_the_last_epoch_is_kept(folder: Path) -> None:
-    plain = load_plain(folder / "plain", "cpu")
+    baseline = load_baseline(folder / "baseline", "cpu")
     val = [path for path in sorted((folder / "birds" / "val").rglob("*")) if path.is_file()]
     right = []
     for path in val:
-        attention = class_activation(plain, read_image(path))
+        attention = class_activation(baseline, read_image(path))
         right.append(attention.class_name == path.parent.name)
-    assert sum(right) / len(right) == lines_of(folder / "plain")[1]["val"]["accuracy"]  # type: ignore[index]
+    assert sum(right) / len(right) == lines_of(folder / "baseline")[1]["val"]["accuracy"]  # type: ignore[index]
 
 
 def test_evaluate_and_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, told = str(folder / "plain"), lines_of(folder / "plain")[-1]
+    run, told = str(folder / "baseline"), lines_of(folder / "baseline")[-1]
     for data in ([], ["--data", str(folder / "birds")]):
         assert main(["evaluate", run, "--json", *data]) == 0
         assert json.loads(capsys.readouterr().out) | {"stage": "test"} == told
     assert main(["info", run]) == 0
-    assert "plain test_resnet" in capsys.readouterr().out
-    assert f"{100 * told['accuracy']:.1f} %" in (folder / "plain" / layout.REPORT).read_text()  # type: ignore[operator]
+    assert "baseline test_resnet" in capsys.readouterr().out
+    assert f"{100 * told['accuracy']:.1f} %" in (folder / "baseline" / layout.REPORT).read_text()  # type: ignore[operator]
 
 
 def test_other_commands_refuse_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, out = str(folder / "plain"), str(tmp_path / "out")
+    run, out = str(folder / "baseline"), str(tmp_path / "out")
     commands = (
         ["verify", run],
         ["predict", run, str(picture_of(folder))],
@@ -102,75 +102,78 @@ def test_other_commands_refuse_it(folder: Path, tmp_path: Path, capsys: pytest.C
     )
     for command in commands:
         assert main(command) == 2, command
-        assert "plain classifier" in capsys.readouterr().err
+        assert "is a baseline" in capsys.readouterr().err
     train = ["train", str(folder / "birds"), "--out", run, *DEFAULT, "--resume"]
     assert main(train) == 2
     assert "baseline run" in capsys.readouterr().err
     assert main(["compare", str(folder / "run"), str(folder / "run"), str(picture_of(folder)), "--out", "x.png"]) == 2
     assert "no baseline" in capsys.readouterr().err
     assert main(["baseline", str(folder / "birds"), "--out", out, *PAPER]) == 2
-    assert "--classifier-epochs" in capsys.readouterr().err
+    assert "--baseline-epochs" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_baseline_goes_on(folder: Path, tmp_path: Path) -> None:
-    command = ["baseline", str(folder / "birds"), "--out", str(tmp_path / "plain"), *DEFAULT]
+    command = ["baseline", str(folder / "birds"), "--out", str(tmp_path / "baseline"), *DEFAULT]
     killed = subprocess.run([sys.executable, "-c", KILLER, *command], capture_output=True)
     assert killed.returncode == -9
-    assert not (tmp_path / "plain" / layout.MODEL).exists()
+    assert not (tmp_path / "baseline" / layout.MODEL).exists()
     assert main([*command, "--resume"]) == 0
-    assert (tmp_path / "plain" / layout.MODEL).read_bytes() == (folder / "plain" / layout.MODEL).read_bytes()
-    assert lines_of(tmp_path / "plain") == lines_of(folder / "plain")
+    assert (tmp_path / "baseline" / layout.MODEL).read_bytes() == (folder / "baseline" / layout.MODEL).read_bytes()
+    assert lines_of(tmp_path / "baseline") == lines_of(folder / "baseline")
     assert main([*command, "--resume"]) == 0  # finished already
 
 
 def test_training_from_a_finished_baseline_is_training_at_once(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = ["train", str(folder / "birds"), "--out", str(out), *DEFAULT, "--from-classifier"]
-    assert main([*command, str(folder / "plain" / layout.MODEL)]) == 0  # as good as the folder
+    command = ["train", str(folder / "birds"), "--out", str(out), *DEFAULT, "--from-baseline"]
+    assert main([*command, str(folder / "baseline" / layout.MODEL)]) == 0  # as good as the folder
     assert (out / layout.MODEL).read_bytes() == (folder / "run" / layout.MODEL).read_bytes()
     assert lines_of(out) == lines_of(folder / "run")[2:]
 
 
 def test_training_from_a_timm_checkpoint(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = load_plain(folder / "plain", "cpu").model
+    baseline = load_baseline(folder / "baseline", "cpu").model
     network = timm.create_model("test_resnet", num_classes=3)
-    state = {**plain.backbone.net.state_dict(), **{f"fc.{name}": v for name, v in plain.head.state_dict().items()}}
+    state = {
+        **baseline.backbone.net.state_dict(),
+        **{f"fc.{name}": v for name, v in baseline.head.state_dict().items()},
+    }
     network.load_state_dict(state)
     torch.save({"state_dict": network.state_dict()}, tmp_path / "tuned.pth")
-    file = ["--from-classifier", str(tmp_path / "tuned.pth")]
+    file = ["--from-baseline", str(tmp_path / "tuned.pth")]
     assert main(["train", str(folder / "birds"), "--out", str(tmp_path / "run"), *DEFAULT, *file]) == 0
     assert (tmp_path / "run" / layout.MODEL).read_bytes() == (folder / "run" / layout.MODEL).read_bytes()
     assert "Nothing tells which images" in capsys.readouterr().err
     timm.models.save_for_hf(network, tmp_path / "hub", safe_serialization=True)  # config.json beside model.safetensors
-    plain_again = PlainClassifier(create_backbone("test_resnet", "none", (64, 64)), 3)
-    read_classifier(plain_again, tmp_path / "hub" / "model.safetensors", layout.read_record(folder / "plain"))
-    torch.testing.assert_close(plain_again.head.weight, plain.head.weight)
+    baseline_again = BaselineClassifier(create_backbone("test_resnet", "none", (64, 64)), 3)
+    read_baseline(baseline_again, tmp_path / "hub" / "model.safetensors", layout.read_record(folder / "baseline"))
+    torch.testing.assert_close(baseline_again.head.weight, baseline.head.weight)
 
 
 @pytest.mark.parametrize(
-    ("name", "is_plain"),
+    ("name", "is_baseline"),
     [("test_efficientnet", True), ("test_byobnet", True), ("test_convnext", False), ("test_vit", False)],
 )
 def test_a_timm_checkpoint_is_the_same_function_or_refused(
-    name: str, is_plain: bool, folder: Path, tmp_path: Path
+    name: str, is_baseline: bool, folder: Path, tmp_path: Path
 ) -> None:
-    """A norm behind the mean, or a class token, is not what a plain classifier computes."""
+    """A norm behind the mean, or a class token, is not what a baseline computes."""
     torch.manual_seed(0)
     size = (160, 160)
     network = timm.create_model(name, num_classes=5).eval()
     save_file(network.state_dict(), tmp_path / "tuned.safetensors")
-    plain = PlainClassifier(create_backbone(name, "none", size), 5)
-    record = layout.read_record(folder / "plain")
-    if not is_plain:
+    baseline = BaselineClassifier(create_backbone(name, "none", size), 5)
+    record = layout.read_record(folder / "baseline")
+    if not is_baseline:
         with pytest.raises(UserError, match="patches cannot be read off it"):
-            read_classifier(plain, tmp_path / "tuned.safetensors", record)
+            read_baseline(baseline, tmp_path / "tuned.safetensors", record)
         return
-    read_classifier(plain, tmp_path / "tuned.safetensors", record)
+    read_baseline(baseline, tmp_path / "tuned.safetensors", record)
     x = torch.rand(2, 3, *size)
     with torch.no_grad():
-        expected = network((x - plain.backbone.mean) / plain.backbone.std)
-        torch.testing.assert_close(plain.eval()(x), expected, atol=1e-5, rtol=0)
+        expected = network((x - baseline.backbone.mean) / baseline.backbone.std)
+        torch.testing.assert_close(baseline.eval()(x), expected, atol=1e-5, rtol=0)
 
 
 def test_a_classifier_that_does_not_fit_is_refused(
@@ -182,33 +185,33 @@ def test_a_classifier_that_does_not_fit_is_refused(
     (tmp_path / "hub" / "config.json").write_text('{"architecture": "test_resnet"}')
     other = make_tiny_birds(tmp_path / "other", seed=1)
     for more, sentence in (
-        (["--from-classifier", str(folder / "run")], "no baseline"),
-        (["--from-classifier", str(folder / "birds")], "no baseline"),
-        (["--from-classifier", str(tmp_path / "hub")], "no baseline"),
-        (["--from-classifier", str(tmp_path / "five.pth")], "to these 3 classes"),
-        (["--from-classifier", str(tmp_path / "gone.pth")], "does not exist; name a baseline run"),
-        (["--from-classifier", str(folder / "plain"), "--backbone", "test_resnet", "--input-size", "96"], "64x64"),
+        (["--from-baseline", str(folder / "run")], "no baseline"),
+        (["--from-baseline", str(folder / "birds")], "no baseline"),
+        (["--from-baseline", str(tmp_path / "hub")], "no baseline"),
+        (["--from-baseline", str(tmp_path / "five.pth")], "to these 3 classes"),
+        (["--from-baseline", str(tmp_path / "gone.pth")], "does not exist; name a baseline run"),
+        (["--from-baseline", str(folder / "baseline"), "--backbone", "test_resnet", "--input-size", "96"], "64x64"),
     ):
         assert main([*train, *more]) == 2, more
         assert sentence in capsys.readouterr().err
-    from_plain = ["--from-classifier", str(folder / "plain")]
-    assert main(["train", str(other), "--out", str(tmp_path / "run"), *DEFAULT, *from_plain]) == 2
+    from_baseline = ["--from-baseline", str(folder / "baseline")]
+    assert main(["train", str(other), "--out", str(tmp_path / "run"), *DEFAULT, *from_baseline]) == 2
     assert "another split" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 def test_the_activation_map_is_the_logit_patch_by_patch(folder: Path) -> None:
-    plain, image = load_plain(folder / "plain", "cpu"), read_image(picture_of(folder))
-    attention = class_activation(plain, image)
+    baseline, image = load_baseline(folder / "baseline", "cpu"), read_image(picture_of(folder))
+    attention = class_activation(baseline, image)
     pixels, _ = to_input(image, None, (64, 64))
     x_13HW = torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255
     with torch.no_grad():
-        logits_K, feature_CHW = plain.model(x_13HW)[0], plain.model.backbone(x_13HW)[0]
+        logits_K, feature_CHW = baseline.model(x_13HW)[0], baseline.model.backbone(x_13HW)[0]
     best = int(logits_K.argmax())
-    assert attention.class_name == plain.classes[best]
+    assert attention.class_name == baseline.classes[best]
     assert attention.probability == pytest.approx(float(logits_K.softmax(0)[best]), abs=1e-6)
     assert float(attention.map_HW.mean()) == pytest.approx(float(logits_K[best]), abs=1e-5)
-    weight_C, bias = plain.model.head.weight[best].detach(), float(plain.model.head.bias[best].detach())
+    weight_C, bias = baseline.model.head.weight[best].detach(), float(baseline.model.head.bias[best].detach())
     for row in range(feature_CHW.shape[1]):
         for column in range(feature_CHW.shape[2]):
             alone = float(feature_CHW[:, row, column] @ weight_C) + bias
@@ -216,11 +219,11 @@ def test_the_activation_map_is_the_logit_patch_by_patch(folder: Path) -> None:
 
 
 def test_comparison(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["compare", str(folder / "run"), str(folder / "plain"), str(picture_of(folder))]
+    arguments = ["compare", str(folder / "run"), str(folder / "baseline"), str(picture_of(folder))]
     assert main([*arguments, "--out", str(tmp_path / "figure.png")]) == 0
     written = Image.open(tmp_path / "figure.png").convert("RGB")
-    classifier, plain = load(folder / "run", "cpu"), load_plain(folder / "plain", "cpu")
-    figure = comparison_figure(classifier, plain, picture_of(folder))
+    classifier, baseline = load(folder / "run", "cpu"), load_baseline(folder / "baseline", "cpu")
+    figure = comparison_figure(classifier, baseline, picture_of(folder))
     assert written.tobytes() == figure.tobytes()
     assert len(figure.getcolors(2**24)) > 1000, "it shows pictures"
     assert main([*arguments, "--out", str(tmp_path / "figure.jpg")]) == 2

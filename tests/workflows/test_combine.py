@@ -168,14 +168,14 @@ def test_classes_are_matched_by_name(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_mistakes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stranger = make_run(tmp_path / "stranger", ("finch", "owl", "wren"))
+    unlike = make_run(tmp_path / "unlike", ("finch", "owl", "wren"))
 
     def told(*runs: Path, out: Path = tmp_path / "out") -> str:
         assert main(["combine", *map(str, runs), "--out", str(out)]) == 2
         assert not (tmp_path / "out").exists()
         return capsys.readouterr().err
 
-    text = told(folder / "a", stranger.path)
+    text = told(folder / "a", unlike.path)
     assert "finch, owl, wren" in text
     assert all(name in text for name in load(folder / "a", "cpu").classes)
     assert "at least two" in told(folder / "a")

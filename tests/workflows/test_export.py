@@ -182,9 +182,9 @@ def test_mistakes_are_told(
     both = run.parent / "both"
     assert main(["combine", str(run), str(run.parent / "trained"), "--out", str(both)]) == 0
     assert "export each of its members" in told(both, "--format", "onnx", "--out", tmp_path / "m")
-    plain = run.parent / "plain"
-    assert main(["baseline", str(run.parent / "birds"), "--out", str(plain), *TINY, "--classifier-epochs", "1"]) == 0
-    assert "plain classifier" in told(plain, "--format", "onnx", "--out", tmp_path / "m")
+    baseline = run.parent / "baseline"
+    assert main(["baseline", str(run.parent / "birds"), "--out", str(baseline), *TINY, "--baseline-epochs", "1"]) == 0
+    assert "is a baseline" in told(baseline, "--format", "onnx", "--out", tmp_path / "m")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert "likethat[export]" in told(run, "--format", "onnx", "--out", tmp_path / "m")
     assert list(tmp_path.iterdir()) == []

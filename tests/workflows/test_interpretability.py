@@ -149,8 +149,8 @@ def test_data_without_annotations_is_measured_without_them(run: Path, tmp_path: 
     assert {"box overlap, picture moved", "insertion", "mixed prototypes", "gradient energy inside the box"} <= measured
 
 
-def test_a_plain_classifier_is_refused_with_one_sentence(run: Path, tmp_path: Path) -> None:
-    likethat("baseline", run.parent / "birds", "--out", tmp_path / "plain", *DEFAULT)
-    done = likethat("evaluate", tmp_path / "plain", "--interpretability", check=2)
+def test_a_baseline_is_refused_with_one_sentence(run: Path, tmp_path: Path) -> None:
+    likethat("baseline", run.parent / "birds", "--out", tmp_path / "baseline", *DEFAULT)
+    done = likethat("evaluate", tmp_path / "baseline", "--interpretability", check=2)
     assert "has no explanations" in done.stderr
     assert "Traceback" not in done.stderr

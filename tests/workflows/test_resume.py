@@ -41,10 +41,10 @@ def deadly(module, name, wanted):
         return function(*args, **kwargs)
     setattr(module, name, call)
 in_stage = lambda run_state, its_stage, *rest: its_stage == stage
-if stage in ("classifier", "warm", "joint"):
+if stage in ("baseline", "warm", "joint"):
     deadly(loop, "batch_costs", in_stage)
 elif stage == "choose":
-    deadly(stages, "start_from_classifier", lambda *a: True)
+    deadly(stages, "start_from_baseline", lambda *a: True)
 elif stage == "project":
     deadly(stages, "project", lambda *a: True)
 elif stage == "last_layer":
@@ -75,11 +75,11 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recipes(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Options of runs: both presets, a width that the run chooses, a classifier that is given."""
-    plain = tmp_path_factory.mktemp("plain") / "run"
-    likethat("baseline", birds, "--out", plain, *DEFAULT)
+    """Options of runs: both presets, a width that the run chooses, a baseline that is given."""
+    baseline = tmp_path_factory.mktemp("baseline") / "run"
+    likethat("baseline", birds, "--out", baseline, *DEFAULT)
     auto = [*DEFAULT, "--backbone", "test_efficientnet", "--latent-width", "auto"]
-    given = [*DEFAULT, "--from-classifier", str(plain)]
+    given = [*DEFAULT, "--from-baseline", str(baseline)]
     return {"default": DEFAULT, "paper": PAPER, "auto": auto, "given": given}
 
 
@@ -121,8 +121,8 @@ def test_same_seed_same_bits_other_seed_other_bits(
 @pytest.mark.parametrize(
     ("recipe", "stage", "count", "save_every"),
     [
-        ("default", "classifier", 4, 0),  # in the second epoch, saved after every batch
-        ("default", "classifier", 2, 1000),  # before anything was saved
+        ("default", "baseline", 4, 0),  # in the second epoch, saved after every batch
+        ("default", "baseline", 2, 1000),  # before anything was saved
         ("default", "choose", 1, 1000),
         ("default", "joint", 5, 0),
         ("default", "project", 2, 1000),  # the second cycle
@@ -163,7 +163,7 @@ def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
 ) -> None:
     run = tmp_path / "run"
     train = ["train", str(birds), "--out", str(run), *DEFAULT]
-    stopped = signalled(train, "classifier", 5, number=number)
+    stopped = signalled(train, "baseline", 5, number=number)
     message = stopped.stderr
     assert stopped.returncode == 130
     assert "classifier epoch 1" in message
@@ -266,7 +266,7 @@ def test_a_full_disk_stops_with_a_sentence_and_keeps_the_last_state(
 
 
 def test_a_loss_that_is_not_finite_stops_with_advice(birds: Path, tmp_path: Path) -> None:
-    done = likethat("train", birds, "--out", tmp_path / "run", *DEFAULT, "--classifier-lr", "1e30", check=2)
+    done = likethat("train", birds, "--out", tmp_path / "run", *DEFAULT, "--baseline-lr", "1e30", check=2)
     assert "not finite" in done.stderr
     assert "learning rates" in done.stderr
     assert "Traceback" not in done.stderr

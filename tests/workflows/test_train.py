@@ -59,7 +59,7 @@ def test_run_folder_holds_what_is_promised(run: Path) -> None:
     assert not list(run.rglob("*.pkl")) + list(run.rglob("*.pt")) + list(run.rglob("*.pth"))
     stages = [json.loads(line)["stage"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     one_cycle = ["joint", "project", "last_layer"]
-    assert stages == ["classifier"] * 2 + ["choose", "joint", *one_cycle, *one_cycle, "test_projection", "test"]
+    assert stages == ["baseline"] * 2 + ["choose", "joint", *one_cycle, *one_cycle, "test_projection", "test"]
     assert list((run / "tensorboard").iterdir())
 
 
@@ -169,7 +169,7 @@ def test_python_interface(birds: Path, run: Path, tmp_path: Path) -> None:
     assert torch.allclose(output.score_BP @ network.last_layer.weight.T, output.logits_BK, atol=1e-5)
     options = {"backbone": "test_resnet", "weights": "none", "input_size": 64, "latent_width": 16, "batch_size": 8}
     trained = package.train(
-        birds, out=tmp_path / "r", device="cpu", prototypes_per_class=2, classifier_epochs=1, joint_epochs=1, **options
+        birds, out=tmp_path / "r", device="cpu", prototypes_per_class=2, baseline_epochs=1, joint_epochs=1, **options
     )
     assert len(trained.prototypes) == 6
 
@@ -388,7 +388,7 @@ def test_info_tells_of_the_cycle_that_was_kept(copy: Path) -> None:
 
 
 def test_more_prototypes_than_patches_is_told(birds: Path, tmp_path: Path) -> None:
-    options = [*TINY, "--prototypes-per-class", "30", "--classifier-epochs", "1", "--joint-epochs", "1"]
+    options = [*TINY, "--prototypes-per-class", "30", "--baseline-epochs", "1", "--joint-epochs", "1"]
     message = likethat("train", birds, "--out", tmp_path / "run", *options, check=2).stderr.strip().splitlines()[-1]
     assert "--prototypes-per-class" in message
     assert not (tmp_path / "run" / "metrics.jsonl").exists(), "told before anything was trained"

@@ -1,4 +1,4 @@
-"""Calibration error, coverage of prediction sets, and telling the unknown from the known: against scikit-learn and
+"""Calibration error, coverage of prediction sets, and separating the unknown from the known: against scikit-learn and
 loops, and on cases whose value is known."""
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from likethat.cli.parser import main
 from likethat.data.synthetic.field_guide import make_birds
 from likethat.metrics.conformal import LEVELS, conformal_figures
 from likethat.metrics.figure import MetricFigure
+from likethat.metrics.out_of_distribution import NONE_GIVEN, auroc, fpr95, out_of_distribution_figures
 from likethat.metrics.reliability import BINS, calibration_figures, reliability
-from likethat.metrics.strangers import NONE_GIVEN, auroc, fpr95, stranger_figures
 from likethat.models.protopnet import summed_logits
 from likethat.report.reliability import draw_reliability
 from likethat.runs.calibration import Calibration, fit_calibration
 from likethat.runs.classifier import load
-from likethat.runs.data import open_strangers
+from likethat.runs.data import open_out_of_distribution
 
 LIKENESS = st.lists(st.integers(0, 12).map(float), min_size=1, max_size=60)
 
@@ -155,10 +155,10 @@ def test_values_known_by_construction() -> None:
     assert fpr95(*draw) == pytest.approx(0.95, abs=0.02)
 
 
-def test_figures_against_strangers() -> None:
+def test_figures_against_out_of_distribution_pictures() -> None:
     known_NK, other_MK = torch.randn(50, 3) + 3, torch.randn(70, 3)
     calibration = Calibration(tuple([0.1] * 19), tuple(float(v) for v in range(19)))
-    found = stranger_figures(calibration, known_NK, other_MK, "cats")
+    found = out_of_distribution_figures(calibration, known_NK, other_MK, "cats")
     area, rate, abstains = found
     assert area.value == pytest.approx(auroc(known_NK.amax(1).numpy(), other_MK.amax(1).numpy()))
     for figure in found:
@@ -170,7 +170,7 @@ def test_figures_against_strangers() -> None:
     silent = [max(row) < 0 or max(torch.tensor(row).double().softmax(0)) < 0.9 for row in other_MK.tolist()]
     assert abstains.value == pytest.approx(sum(silent) / len(silent))
     assert rate.better == "lower"
-    assert [figure.note for figure in stranger_figures(calibration, known_NK, None, "")] == [NONE_GIVEN] * 3
+    assert [figure.note for figure in out_of_distribution_figures(calibration, known_NK, None, "")] == [NONE_GIVEN] * 3
 
 
 # --- the command ---
@@ -183,7 +183,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_strangers_are_found_at_any_depth_and_drawn_once(
+def test_out_of_distribution_pictures_are_found_at_any_depth_and_drawn_once(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     classifier = load(run, "cpu")
@@ -192,10 +192,10 @@ def test_strangers_are_found_at_any_depth_and_drawn_once(
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (9, 9), (40 * number, 0, 0)).save(path)
     (tmp_path / "cats" / "notes.txt").write_text("no picture")
-    found = open_strangers(classifier, str(tmp_path / "cats"))
+    found = open_out_of_distribution(classifier, str(tmp_path / "cats"))
     assert {sample.path for sample in found.test} == {f"{'deep/' * (n % 2)}{n}.png" for n in range(6)}
-    monkeypatch.setattr("likethat.runs.data.MOST_STRANGERS", 4)
-    assert open_strangers(classifier, str(tmp_path / "cats")).test == found.test[:4]
+    monkeypatch.setattr("likethat.runs.data.MOST_OUT_OF_DISTRIBUTION", 4)
+    assert open_out_of_distribution(classifier, str(tmp_path / "cats")).test == found.test[:4]
 
 
 def test_of_cub_only_unknown_species_count(run: Path, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_of_cub_only_unknown_species_count(run: Path, tmp_path: Path) -> None:
     root.mkdir()
     for name, lines in tables.items():
         (root / name).write_text("\n".join(lines))
-    found = open_strangers(classifier, str(tmp_path))
+    found = open_out_of_distribution(classifier, str(tmp_path))
     assert sorted(sample.path for sample in found.test) == ["images/300.Dodo/5.jpg", "images/300.Dodo/7.jpg"]
     assert {sample.box for sample in found.test} == {(1.0, 2.0, 11.0, 22.0)}
 

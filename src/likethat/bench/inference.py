@@ -17,11 +17,11 @@ THROUGHPUT = Goal(0.95, at_least=True)
 @torch.no_grad()
 def inference_figures(backbone: str, setting: Setting) -> list[BenchFigure]:
     device = setting.device
-    model, plain = setting.networks(setting.config("default", backbone))
+    model, baseline = setting.networks(setting.config("default", backbone))
     x_B3HW, _ = setting.pictures(setting.forward_batch).batch(torch.arange(setting.forward_batch))
     if setting.compile:
         model.compile(dynamic=False)
-        plain.compile(dynamic=False)
+        baseline.compile(dynamic=False)
     goal = THROUGHPUT if device.type == "cuda" else None
 
     runs = max(1, setting.steps // 3)  # batches are larger than those of training
@@ -30,7 +30,7 @@ def inference_figures(backbone: str, setting: Setting) -> list[BenchFigure]:
         for _ in range(runs):
             logits_of(x_B3HW)
 
-    contenders = [lambda: repeated(model), lambda: repeated(plain)]
+    contenders = [lambda: repeated(model), lambda: repeated(baseline)]
     exact, exact_bare = in_turn(contenders, device, setting.rounds)
     figures = [compare_times(backbone, "inference, fp32", "bare classifier", exact, exact_bare, goal, runs=runs)]
     if device.type == "cuda":

@@ -17,9 +17,9 @@ NEAREST = 5
 def pass_figures(backbone: str, setting: Setting) -> tuple[list[BenchFigure], float]:
     """The figures, and the seconds that the bare classifier spends on one image."""
     device, images = setting.device, setting.pictures(setting.images)
-    model, plain = setting.networks(setting.config("default", backbone))
+    model, baseline = setting.networks(setting.config("default", backbone))
     contenders = [
-        lambda: classify_images(plain, images),
+        lambda: classify_images(baseline, images),
         lambda: project(model, images, setting.names),
         lambda: nearest_patches(model, images, NEAREST),
     ]

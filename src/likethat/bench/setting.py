@@ -9,7 +9,7 @@ import torch
 from likethat.config import Config, resolve
 from likethat.data.loaders import Images
 from likethat.models.backbone import place
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, create_protopnet
 
 BACKBONES = ("resnet34", "vgg19", "densenet121", "tf_efficientnet_lite0", "convnext_tiny")
@@ -48,12 +48,12 @@ class Setting:
             batch_size=self.batch,
         )
 
-    def networks(self, config: Config) -> tuple[ProtoPNet, PlainClassifier]:
+    def networks(self, config: Config) -> tuple[ProtoPNet, BaselineClassifier]:
         """A ProtoPNet and the bare classifier on the same backbone, in evaluation mode."""
         torch.manual_seed(0)
         model = place(create_protopnet(config.model, [self.per_class] * self.classes), self.device)
-        plain = PlainClassifier(model.backbone, self.classes).to(self.device)
-        return model.eval(), plain.eval()
+        baseline = BaselineClassifier(model.backbone, self.classes).to(self.device)
+        return model.eval(), baseline.eval()
 
     def pictures(self, count: int, *, held: bool = True) -> Images:
         """On the device; not `held`, in the computer's memory, from where each batch is sent."""

@@ -14,7 +14,7 @@ from likethat.bench.setting import Setting
 from likethat.data.loaders import Images
 from likethat.training.batches import FreshViews
 from likethat.training.loop import batch_costs, gradient_step
-from likethat.training.losses import Costs, classifier_costs, distillation_cost, target_logits
+from likethat.training.losses import Costs, baseline_costs, distillation_cost, target_logits
 from likethat.training.plan import set_mode
 from likethat.training.project import Projection
 from likethat.training.state import RunState
@@ -46,7 +46,7 @@ def paper_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFigu
 
 def default_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFigure]:
     common = (backbone, setting, setting.pictures(4 * setting.batch), tell)
-    (ours, taught, plain), (peak, taught_peak, _) = _measure(
+    (ours, taught, baseline), (peak, taught_peak, _) = _measure(
         [
             lambda: _our_step("default", *common),
             lambda: _bare_step("default", *common, taught=True),
@@ -57,7 +57,7 @@ def default_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFi
     what, against, runs = "training step, default preset", "bare, same teacher", setting.steps
     return [
         compare_times(backbone, what, against, ours, taught, _goal(setting), runs=runs),
-        compare_times(backbone, what, "bare, no teacher", ours, plain, runs=runs),
+        compare_times(backbone, what, "bare, no teacher", ours, baseline, runs=runs),
         *compare_peaks(backbone, "memory of training, default preset", against, peak, taught_peak),
     ]
 
@@ -102,8 +102,8 @@ def _our_step(preset: str, backbone: str, setting: Setting, images: Images, tell
     """Return a step of joint training as a run makes it, with enough images for BatchNorm to learn its statistics where
     the stage lets it."""
     config = setting.config(preset, backbone)
-    model, plain = setting.networks(config)
-    state = RunState(model, plain if config.train.has_classifier else None)
+    model, baseline = setting.networks(config)
+    state = RunState(model, baseline if config.train.has_baseline else None)
     if state.baseline is not None:
         state.make_teacher()
     if config.train.tie:
@@ -123,15 +123,15 @@ def _our_step(preset: str, backbone: str, setting: Setting, images: Images, tell
 def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tell: Tell, *, taught: bool) -> TakeStep:
     """`taught` as ours is with that preset: by a frozen copy, and with BatchNorm in the mode that ours has."""
     config = setting.config(preset, backbone)
-    model, plain = setting.networks(config)
-    teacher = copy.deepcopy(plain).requires_grad_(False) if taught else None
-    optimizer = RunState(model, plain).optimizer_for("classifier", config.train)
-    set_mode(model, "joint" if taught else "classifier", MANY, config.train)
+    model, baseline = setting.networks(config)
+    teacher = copy.deepcopy(baseline).requires_grad_(False) if taught else None
+    optimizer = RunState(model, baseline).optimizer_for("baseline", config.train)
+    set_mode(model, "joint" if taught else "baseline", MANY, config.train)
 
     def costs_of(x_B3HW: Tensor, label_BV: Tensor, *_: Tensor) -> Costs:
-        logits_BK = plain(x_B3HW)
+        logits_BK = baseline(x_B3HW)
         if teacher is None:
-            return classifier_costs(logits_BK, label_BV[:, 0], config.train)
+            return baseline_costs(logits_BK, label_BV[:, 0], config.train)
         with torch.no_grad():
             teacher_logits_BK = target_logits(teacher, x_B3HW, mirrors=config.augment.flip > 0)
         return {"loss": distillation_cost(logits_BK.float(), teacher_logits_BK)}

@@ -15,7 +15,7 @@ from likethat.explaining.verify import Verification
 from likethat.metrics.accuracy import Evaluation
 from likethat.metrics.figure import HIGHER, LOWER, MetricFigure
 from likethat.runs import layout
-from likethat.runs.baseline import PlainRun
+from likethat.runs.baseline import LoadedBaseline
 from likethat.runs.calibration import Calibration, conformal_threshold
 from likethat.runs.classifier import Classifier, Prediction
 from likethat.runs.describe import describe_run
@@ -39,14 +39,14 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
 
 def print_description(description: dict[str, Any]) -> None:
     images = ", ".join(f"{count} {part}" for part, count in description["images"].items())
-    is_plain = "prototypes" not in description
+    is_baseline = "prototypes" not in description
     rows = [
-        ("model", f"{'plain ' * is_plain}{description['backbone']}, preset {description['preset']}"),
+        ("model", f"{'baseline ' * is_baseline}{description['backbone']}, preset {description['preset']}"),
         ("data", f"{description['data']} ({description['kind']})"),
         ("classes", f"{len(description['classes'])}"),
         ("images", images),
     ]
-    if not is_plain:
+    if not is_baseline:
         sources = description.get("source_images", "no")
         rows.append(("prototypes", f"{description['prototypes']} from {sources} training images"))
     rows.append(("training", f"{description['seconds']:.0f} s"))
@@ -64,12 +64,12 @@ def print_description(description: dict[str, Any]) -> None:
     for when, value in description.get("test_projection", {}).items():
         rows.append((f"test {when} projection", f"{value:.1%}"))
     if not description["finished"]:
-        command = "baseline" if is_plain else "train"
+        command = "baseline" if is_baseline else "train"
         rows.append(("state", f"unfinished; resume it with `likethat {command} ... --resume`"))
     print_table(f"Run {description['run']}", rows)
 
 
-def print_summary(classifier: Classifier | PlainRun) -> None:
+def print_summary(classifier: Classifier | LoadedBaseline) -> None:
     print_description(describe_run(classifier.path))
     print(f"Report: {(classifier.path / layout.REPORT).resolve()}")
 

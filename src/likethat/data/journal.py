@@ -33,7 +33,7 @@ def journal_of(cache_file: Path, process: int = 0) -> Path:
 
 
 def journals_of(cache_file: Path) -> list[Path]:
-    """All that there are, the first process's first."""
+    """All that there are, the main process's first."""
     name = journal_of(cache_file).name
     return sorted(path for path in cache_file.parent.iterdir() if path.name.startswith(name))
 

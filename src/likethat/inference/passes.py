@@ -15,7 +15,7 @@ from likethat.data.cache import CHUNK, decode_chunk
 from likethat.data.dataset import Sample
 from likethat.data.loaders import Images, ViewedImages, hold, views_of
 from likethat.distributed import gather_rows, own_shard
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores
 from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Advance
@@ -112,13 +112,13 @@ def scores_by(layer: PrototypeLayer, z_BDHW: Tensor) -> Tensor:
     return layer.similarity.of_distance(torch.cat(nearest, 1))
 
 
-def classify_images(model: ProtoPNet | PlainClassifier, images: Images, advance: Advance | None = None) -> Tensor:
+def classify_images(model: ProtoPNet | BaselineClassifier, images: Images, advance: Advance | None = None) -> Tensor:
     """The logits of every image, N x K."""
-    return join_logits(model, own_batches_of(images, advance), len(images), images.device)
+    return gather_logits(model, own_batches_of(images, advance), len(images), images.device)
 
 
 @torch.no_grad()
-def join_logits(model: ProtoPNet | PlainClassifier, batches: Batches, count: int, device: torch.device) -> Tensor:
+def gather_logits(model: ProtoPNet | BaselineClassifier, batches: Batches, count: int, device: torch.device) -> Tensor:
     """Of `count` images, of which this process has these batches and others have theirs."""
     if isinstance(model, ProtoPNet):
         head = model.prototype_layer, model.last_layer.weight

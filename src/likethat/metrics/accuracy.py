@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from likethat.data.dataset import Sample
-from likethat.inference.passes import join_logits, measure, own_batches_of_files
+from likethat.inference.passes import gather_logits, measure, own_batches_of_files
 from likethat.progress import Display
-from likethat.runs.baseline import PlainRun
+from likethat.runs.baseline import LoadedBaseline
 from likethat.runs.classifier import Classifier
 
 
@@ -32,14 +32,16 @@ class Evaluation:
 
 
 @torch.no_grad()
-def logits_of(classifier: Classifier | PlainRun, root: Path, samples: Sequence[Sample], display: Display) -> Tensor:
+def logits_of(
+    classifier: Classifier | LoadedBaseline, root: Path, samples: Sequence[Sample], display: Display
+) -> Tensor:
     """Logits of image files, summed over the members, each at its own input size."""
     total_NK = torch.zeros(len(samples), len(classifier.classes), device=classifier.device)
     device = classifier.device
     for model in classifier.networks if isinstance(classifier, Classifier) else [classifier.model]:
         with display.task("evaluating") as advance:
             batches = own_batches_of_files(root, samples, model.backbone.input_size, device, advance)
-            total_NK += join_logits(model, batches, len(samples), device)
+            total_NK += gather_logits(model, batches, len(samples), device)
     return total_NK
 
 

@@ -1,4 +1,4 @@
-"""The plain counterpart of a ProtoPNet: the same backbone, global average pooling and a linear layer."""
+"""The baseline of a ProtoPNet: the same backbone with global average pooling and a linear layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from likethat.models.backbone import Backbone, create_backbone
 from likethat.models.protopnet import create_layers
 
 
-class PlainClassifier(nn.Module):
+class BaselineClassifier(nn.Module):
     """Takes pictures in [0, 1]; gives logits. Its logit is the mean of its logits on single patches."""
 
     def __init__(self, backbone: Backbone, num_classes: int) -> None:
@@ -24,9 +24,9 @@ class PlainClassifier(nn.Module):
         return logits_BK
 
 
-def create_baseline(config: ModelConfig, classes: int) -> PlainClassifier:
-    """Return a classifier with the random weights that it would have on the backbone of a ProtoPNet."""
+def create_baseline(config: ModelConfig, classes: int) -> BaselineClassifier:
+    """Return a baseline with the random weights that it would have on the backbone of a ProtoPNet."""
     backbone = create_backbone(config.backbone, config.weights, config.input_size)
-    # Training a ProtoPNet draws these before the classifier's head. They are dropped.
+    # Training a ProtoPNet draws these before the baseline's head. They are dropped.
     create_layers(config, backbone.channels, [config.prototypes_per_class] * classes)
-    return PlainClassifier(backbone, classes)
+    return BaselineClassifier(backbone, classes)

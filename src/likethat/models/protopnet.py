@@ -115,7 +115,7 @@ def create_layers(
 
 def create_add_on(kind: str, channels: int, width: int) -> nn.Sequential:
     """Two 1x1 convolutions with ReLU and a final sigmoid ('regular'), a chain that halves the width ('bottleneck'),
-    or a single convolution ('linear'), which keeps what a classifier's patches are made of."""
+    or a single convolution ('linear'), which keeps what a baseline's patches are made of."""
     layers: list[nn.Module] = []
     if kind == "regular":
         layers = [nn.Conv2d(channels, width, 1), nn.ReLU(), nn.Conv2d(width, width, 1), nn.Sigmoid()]

@@ -17,7 +17,7 @@ from likethat.explaining.draw.render import fit, read_picture, scaled
 from likethat.explaining.draw.sheet import ACCENT, MARGIN, SCALE, SOFT, WIDTH, SheetCanvas, one_line
 from likethat.explaining.explanation import Explanation, explain
 from likethat.explaining.scoring import SheetRow
-from likethat.runs.baseline import PlainRun
+from likethat.runs.baseline import LoadedBaseline
 from likethat.runs.classifier import Classifier, PictureSource
 
 COLOURS = ("#e11d48", "#2563eb", "#f59e0b")  # of the parts shown, most points first
@@ -29,7 +29,7 @@ THUMB = 62
 
 @dataclass(frozen=True)
 class Attention:
-    """A plain classifier's answer and the share of every patch in it: their mean is the class's logit."""
+    """A baseline's answer and the share of every patch in it: their mean is the class's logit."""
 
     class_name: str
     probability: float
@@ -37,30 +37,30 @@ class Attention:
 
 
 @torch.no_grad()
-def class_activation(plain: PlainRun, image: Image.Image, crop_to: Box | None = None) -> Attention:
+def class_activation(baseline: LoadedBaseline, image: Image.Image, crop_to: Box | None = None) -> Attention:
     """The class activation map of the predicted class. `image` is upright."""
-    pixels, _ = to_input(image, crop_to, plain.model.backbone.input_size)
-    x_13HW = to_unit(torch.from_numpy(pixels).permute(2, 0, 1)[None].to(plain.device))
-    logits_1HWK = plain.model.head(plain.model.backbone(x_13HW).permute(0, 2, 3, 1))
+    pixels, _ = to_input(image, crop_to, baseline.model.backbone.input_size)
+    x_13HW = to_unit(torch.from_numpy(pixels).permute(2, 0, 1)[None].to(baseline.device))
+    logits_1HWK = baseline.model.head(baseline.model.backbone(x_13HW).permute(0, 2, 3, 1))
     logits_K = logits_1HWK.mean((0, 1, 2))
     best = int(logits_K.argmax())
-    return Attention(plain.classes[best], float(logits_K.softmax(0)[best]), logits_1HWK[0, :, :, best].cpu())
+    return Attention(baseline.classes[best], float(logits_K.softmax(0)[best]), logits_1HWK[0, :, :, best].cpu())
 
 
 def comparison_figure(
-    classifier: Classifier, plain: PlainRun, image: PictureSource, crop_to: Box | None = None
+    classifier: Classifier, baseline: LoadedBaseline, image: PictureSource, crop_to: Box | None = None
 ) -> Image.Image:
-    """What a plain classifier, one with part attention, and a ProtoPNet can say about a picture."""
-    if set(classifier.classes) != set(plain.classes):
-        raise UserError(f"{classifier.path} and {plain.path} know different classes; compare runs on the same data.")
+    """What a baseline, one with part attention, and a ProtoPNet can say about a picture."""
+    if set(classifier.classes) != set(baseline.classes):
+        raise UserError(f"{classifier.path} and {baseline.path} know different classes; compare runs on the same data.")
     explanation = explain(classifier, image, crop_to=crop_to, top_classes=1)
-    attention = class_activation(plain, explanation.image, crop_to)
+    attention = class_activation(baseline, explanation.image, crop_to)
     rows = distinct_parts(explanation.predicted.rows, len(COLOURS))
     picture, best = fit(explanation.picture, SIDE * SCALE), explanation.predicted
     verdict = f"{best.name}, {best.probability:.1%}"
     canvas = SheetCanvas(HEIGHT)
     for x, title, text in (
-        (MARGIN, "Object attention", "a plain classifier: where it looked"),
+        (MARGIN, "Object attention", "a baseline: where it looked"),
         (MARGIN + SIDE + GAP, "Part attention", "which parts it looked at"),
         (CASES, "Parts and prototypical cases", "which parts, and what they look like"),
     ):

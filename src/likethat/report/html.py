@@ -63,13 +63,13 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
     )
 
 
-def write_plain_report(run: Path, backbone: str, classes: Sequence[str]) -> Path:
+def write_baseline_report(run: Path, backbone: str, classes: Sequence[str]) -> Path:
     """report.html of a baseline."""
     metrics = layout.read_metrics(run)
     test = metrics[-1]
     return write_page(
         run / layout.REPORT,
-        "plain.html",
+        "baseline.html",
         ["likethat.report"],
         name=run.resolve().name,
         test=test,

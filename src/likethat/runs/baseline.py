@@ -1,4 +1,4 @@
-"""A finished baseline run, loaded: the plain classifier and its classes."""
+"""A finished baseline run, loaded, and baselines that training starts from."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from likethat.config import ModelConfig
 from likethat.data.folder_kinds import is_run
 from likethat.errors import UserError
 from likethat.models.backbone import create_backbone, create_timm, load_state, place, read_state
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runtime import exact_arithmetic, resolve_device
 
 
 @dataclass(frozen=True)
-class PlainRun:
+class LoadedBaseline:
     path: Path
     classes: tuple[str, ...]
-    model: PlainClassifier
+    model: BaselineClassifier
     device: torch.device
 
 
-def load_plain(run: str | Path, device: str = "auto") -> PlainRun:
+def load_baseline(run: str | Path, device: str = "auto") -> LoadedBaseline:
     """The model of a run folder that `likethat baseline` made."""
     run = Path(run)
     record = layout.read_record(run)
@@ -34,29 +34,29 @@ def load_plain(run: str | Path, device: str = "auto") -> PlainRun:
     exact_arithmetic()
     settings = record.config.model
     backbone = create_backbone(settings.backbone, "none", settings.input_size)
-    model = PlainClassifier(backbone, len(record.data.classes))
+    model = BaselineClassifier(backbone, len(record.data.classes))
     layout.load_weights(run, model, "baseline")
     torch_device = resolve_device(device)
-    return PlainRun(run, record.data.classes, place(model, torch_device).eval(), torch_device)
+    return LoadedBaseline(run, record.data.classes, place(model, torch_device).eval(), torch_device)
 
 
-def read_classifier(plain: PlainClassifier, source: Path, record: layout.RunRecord) -> None:
-    """Fills `plain` from a baseline run on the same images, or from a file of a timm classifier of these classes."""
+def read_baseline(baseline: BaselineClassifier, source: Path, record: layout.RunRecord) -> None:
+    """Fill `baseline` from a baseline run on the same images, or from a file of a timm classifier of these classes."""
     if run := _run_of(source):
         _check_images(run, record)
-        layout.load_weights(run, plain, "baseline")
+        layout.load_weights(run, baseline, "baseline")
     else:
-        _read_timm(plain, source)
+        _read_timm(baseline, source)
 
 
-def check_classifier(source: Path, asked: ModelConfig, display: Display) -> None:
+def check_baseline(source: Path, asked: ModelConfig, display: Display) -> None:
     """What can be told about it before images are decoded."""
     if not source.exists():
         raise UserError(
-            f"The classifier {source} does not exist; name a baseline run or a file of a timm model's weights."
+            f"The baseline {source} does not exist; name a baseline run or a file of a timm model's weights."
         )
     if run := _run_of(source):
-        _check_baseline(run, asked)
+        _check_network(run, asked)
     else:
         display.line(
             f"Nothing tells which images {source} was trained on: if validation images are among them, validation "
@@ -71,54 +71,54 @@ def _run_of(source: Path) -> Path | None:
     return source.parent if source.name == layout.MODEL and is_run(source.parent) else None
 
 
-def _read_timm(plain: PlainClassifier, source: Path) -> None:
-    """Its linear layer must work on the mean of the map, as `plain` does: that is what makes patches comparable."""
-    state, backbone = read_state(source), plain.backbone
+def _read_timm(baseline: BaselineClassifier, source: Path) -> None:
+    """Its linear layer must work on the mean of the map, as `baseline` does: that is what makes patches comparable."""
+    state, backbone = read_state(source), baseline.backbone
     load_state(backbone.net, state, backbone.name, str(source))
-    head, (classes, channels) = backbone.net.pretrained_cfg["classifier"], plain.head.weight.shape
+    head, (classes, channels) = backbone.net.pretrained_cfg["classifier"], baseline.head.weight.shape
     weight_KC, bias_K = state.get(f"{head}.weight"), state.get(f"{head}.bias")
-    if weight_KC is None or bias_K is None or weight_KC.shape != plain.head.weight.shape:
+    if weight_KC is None or bias_K is None or weight_KC.shape != baseline.head.weight.shape:
         raise UserError(
             f"{source} holds no linear layer from the {channels} channels of {backbone.name}'s map to these {classes} "
             "classes; take a timm classifier that was fine-tuned on them and has one, or train one with `likethat "
             "baseline`."
         )
     with torch.no_grad():
-        plain.head.weight.copy_(weight_KC)
-        plain.head.bias.copy_(bias_K)
+        baseline.head.weight.copy_(weight_KC)
+        baseline.head.bias.copy_(bias_K)
     whole = create_timm(backbone.name, backbone.input_size, num_classes=classes).to(backbone.mean.device).eval()
     load_state(whole, state, backbone.name, str(source))
-    training = plain.training
-    plain.eval()
+    training = baseline.training
+    baseline.eval()
     with torch.no_grad():
         x_B3HW = torch.rand(2, 3, *backbone.input_size, generator=torch.Generator().manual_seed(0)).to(backbone.mean)
-        ours_BK, theirs_BK = plain(x_B3HW), whole((x_B3HW - backbone.mean) / backbone.std)
-    plain.train(training)
+        ours_BK, theirs_BK = baseline(x_B3HW), whole((x_B3HW - backbone.mean) / backbone.std)
+    baseline.train(training)
     if not torch.allclose(ours_BK, theirs_BK, rtol=0, atol=1e-3 * float(theirs_BK.abs().max())):
         raise UserError(
             f"timm's {backbone.name} does not average its map before the linear layer and nothing else (it has a class "
-            "token or another norm there), so patches cannot be read off it; train a classifier with `likethat "
+            "token or another norm there), so patches cannot be read off it; train a baseline with `likethat "
             "baseline`."
         )
 
 
-def _check_baseline(run: Path, asked: ModelConfig) -> None:
+def _check_network(run: Path, asked: ModelConfig) -> None:
     found = layout.read_record(run) if is_run(run) else None
     if found is None or found.kind != layout.BASELINE:
         raise UserError(f"{run} is no baseline; name a run folder that `likethat baseline` made, or a file of weights.")
     if (found.config.model.backbone, found.config.model.input_size) != (asked.backbone, asked.input_size):
         name, (height, width) = found.config.model.backbone, found.config.model.input_size
         raise UserError(
-            f"The classifier in {run} is a {name} for {height}x{width} pictures; pass --backbone {name} "
+            f"The baseline in {run} is a {name} for {height}x{width} pictures; pass --backbone {name} "
             f"--input-size {height}x{width}."
         )
 
 
 def _check_images(run: Path, record: layout.RunRecord) -> None:
-    """What held-out images are for is lost when the classifier has seen them."""
+    """What held-out images are for is lost when the baseline has seen them."""
     found = layout.read_record(run)
     if found.data.fingerprint != record.data.fingerprint:
         raise UserError(
-            f"The classifier in {run} was trained on other images or another split of them; use the data, the --seed "
+            f"The baseline in {run} was trained on other images or another split of them; use the data, the --seed "
             f"({found.config.train.seed}) and the data options that it was trained with."
         )

@@ -196,7 +196,7 @@ def load(run: str | Path, device: str = "auto") -> Classifier:
     record = layout.read_record(run)
     if record.kind == layout.BASELINE:
         raise UserError(
-            f"{run} is a plain classifier without prototypes; only `likethat evaluate`, `compare` and `info` take it."
+            f"{run} is a baseline without prototypes; only `likethat evaluate`, `compare` and `info` take it."
         )
     exact_arithmetic()
     members = [place(_load_network(run / folder), resolve_device(device)) for folder in record.member_folders()]

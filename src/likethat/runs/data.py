@@ -14,18 +14,19 @@ from likethat.data.formats import is_benchmark, open_dataset
 from likethat.data.pictures import find_pictures
 from likethat.errors import UserError
 from likethat.runs import layout
-from likethat.runs.baseline import PlainRun, load_plain
+from likethat.runs.baseline import LoadedBaseline, load_baseline
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.layout import RunRecord
 from likethat.runtime import seed_for
 
-MOST_STRANGERS = 1000  # other pictures that a run is measured against
+MOST_OUT_OF_DISTRIBUTION = 1000  # other pictures that a run is measured against
+OUT_OF_DISTRIBUTION_SEED = "strangers"  # another word would draw other pictures than older runs were measured against
 
 
-def load_run(run: Path, device: str) -> Classifier | PlainRun:
+def load_run(run: Path, device: str) -> Classifier | LoadedBaseline:
     """A run of any kind."""
-    is_plain = layout.read_record(run).kind == layout.BASELINE
-    return load_plain(run, device) if is_plain else load(run, device)
+    is_baseline = layout.read_record(run).kind == layout.BASELINE
+    return load_baseline(run, device) if is_baseline else load(run, device)
 
 
 def data_roots(classifier: Classifier, data: str | None) -> list[Path]:
@@ -39,14 +40,14 @@ def data_roots(classifier: Classifier, data: str | None) -> list[Path]:
     return roots
 
 
-def open_run_data(classifier: Classifier | PlainRun, data: str | None) -> DataSet:
+def open_run_data(classifier: Classifier | LoadedBaseline, data: str | None) -> DataSet:
     """The data set as the run (the first one of a combined run) saw it, same split and files, or other data with the
     same classes."""
     record = layout.read_record(classifier.path)
     return with_labels_of(classifier.classes, _open(record, data), set(record.data.skipped))
 
 
-def _members(classifier: Classifier | PlainRun) -> list[RunRecord]:
+def _members(classifier: Classifier | LoadedBaseline) -> list[RunRecord]:
     folders = layout.read_record(classifier.path).member_folders()
     return [layout.read_record(classifier.path / folder) for folder in folders]
 
@@ -110,10 +111,10 @@ def with_labels_of(classes: tuple[str, ...], dataset: DataSet, skipped: Set[str]
     )
 
 
-def is_training_data(classifier: Classifier | PlainRun, dataset: DataSet) -> bool:
+def is_training_data(classifier: Classifier | LoadedBaseline, dataset: DataSet) -> bool:
     """Whether `dataset` holds the images the run was trained on, judged by the source of a prototype of each
-    network; of a plain classifier, by all images."""
-    if isinstance(classifier, PlainRun):
+    network; of a baseline, by all images."""
+    if isinstance(classifier, LoadedBaseline):
         hashes = {
             s.path: hashlib.sha256((dataset.root / s.path).read_bytes()).hexdigest() for s in dataset.all_samples()
         }
@@ -126,7 +127,7 @@ def _is_file(path: Path, sha256: str) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
 
 
-def open_test_data(classifier: Classifier | PlainRun, data: str | None) -> tuple[DataSet, str]:
+def open_test_data(classifier: Classifier | LoadedBaseline, data: str | None) -> tuple[DataSet, str]:
     """A data set whose test part is what to evaluate on, and what that is called: of other data without a test part,
     all of it."""
     dataset = open_run_data(classifier, data)
@@ -138,7 +139,7 @@ def open_test_data(classifier: Classifier | PlainRun, data: str | None) -> tuple
     return dataset, "test"
 
 
-def open_strangers(classifier: Classifier, folder: str) -> DataSet:
+def open_out_of_distribution(classifier: Classifier, folder: str) -> DataSet:
     """Pictures that show none of the run's classes, as the test part of a data set: all that a folder holds at any
     depth, or, of CUB and Cars, the test images of the classes that the run does not know, cropped as it crops. Of many
     a share is drawn, once and for all. Their labels mean nothing."""
@@ -153,8 +154,11 @@ def open_strangers(classifier: Classifier, folder: str) -> DataSet:
         samples = [Sample(Path(path).relative_to(root).as_posix(), 0) for path in find_pictures([str(root)])[0]]
     if not samples:
         raise UserError(f"{folder} has no pictures of other things than the run's classes; name another folder.")
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed_for("strangers"))).tolist()
-    return DataSet(root, "folder", ("unknown",), (), (), tuple(samples[number] for number in order[:MOST_STRANGERS]))
+    generator = torch.Generator().manual_seed(seed_for(OUT_OF_DISTRIBUTION_SEED))
+    order = torch.randperm(len(samples), generator=generator).tolist()
+    return DataSet(
+        root, "folder", ("unknown",), (), (), tuple(samples[number] for number in order[:MOST_OUT_OF_DISTRIBUTION])
+    )
 
 
 def open_validation_data(classifier: Classifier, data: str | None) -> DataSet:

@@ -24,6 +24,7 @@ MODEL = "model.safetensors"
 PROTOTYPES = "prototypes.json"
 PICTURES = "prototypes"
 METRICS = "metrics.jsonl"
+RENAMED_STAGES = {"classifier": "baseline"}  # by the names that they have in metrics.jsonl of older runs
 EDITS = "edits.jsonl"  # who corrected what, when and why, in a run that was edited
 REPORT = "report.html"
 CARD = "README.md"  # of a model that is given away, in place of the report
@@ -155,8 +156,11 @@ def clear_out(out: Path) -> None:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; none before the first stage has ended."""
-    return _read_lines(run / METRICS)
+    """Return the lines of metrics.jsonl, stages by their names of today; none before the first stage has ended."""
+    return [
+        line | {"stage": RENAMED_STAGES[line["stage"]]} if line.get("stage") in RENAMED_STAGES else line
+        for line in _read_lines(run / METRICS)
+    ]
 
 
 def read_edits(run: Path) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ class Counted:
         try:
             await self.app(scope, receive, watched)
         finally:
-            # The route's pattern, not the path, and known methods: strangers must not be able to grow the table.
+            # The route's pattern, not the path, and known methods: visitors must not be able to grow the table.
             route = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in METHODS else "other"
             self.metrics.count(method, route, status, time.monotonic() - started)

@@ -1,4 +1,4 @@
-"""Pictures from strangers: limited in bytes, number, time and pixels, and decoded by the one safe decoder."""
+"""Pictures from visitors: limited in bytes, number, time and pixels, and decoded by the one safe decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prototypes read off a fine-tuned plain classifier: its most telling patches, before any prototype is trained."""
+"""Prototypes read off a fine-tuned baseline: the patches that speak most for their class, before any is trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from likethat.distributed import all_reduce_sum, gather_rows, own_shard
 from likethat.inference.feature_maps import FeatureMaps, features_of, own_features_of
 from likethat.inference.passes import EVAL_BATCH, groups_within, scores_by
 from likethat.inference.source_image import leave_source_out
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores, reset_last_layer
 from likethat.progress import Advance
 from likethat.runtime import send
@@ -27,7 +27,7 @@ SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
 
 
 @dataclass(frozen=True)
-class TellingPatches:
+class CandidatePatches:
     """The patches of every training image that speak most for its class, and moments of all features."""
 
     place_Nt: Tensor  # in the map, row by row
@@ -38,28 +38,28 @@ class TellingPatches:
 
 
 @torch.no_grad()
-def start_from_classifier(
+def start_from_baseline(
     model: ProtoPNet,
-    plain: PlainClassifier,
+    baseline: BaselineClassifier,
     images: Images | FeatureMaps,
     share: float,
     advance: Advance | None = None,
 ) -> Projection:
-    """Sets add-on, prototypes and last layer from `plain`, whose backbone the model shares.
+    """Sets add-on, prototypes and last layer from `baseline`, whose backbone the model shares.
 
     `share` of each image's patches may become prototypes. Returns where the prototypes come from, as a projection does.
     """
-    telling = find_telling_patches(plain.eval(), images, telling_count(model, images, share), advance)
-    set_add_on(model, telling.mean_C, telling.covariance_CC)
+    found = find_candidate_patches(baseline.eval(), images, candidate_count(model, images, share), advance)
+    set_add_on(model, found.mean_C, found.covariance_CC)
     layer = model.eval().prototype_layer
     image_P = torch.zeros_like(layer.class_P)
     place_P = torch.zeros_like(layer.class_P)
     vector_PD = torch.zeros_like(layer.vectors())
-    place_T, evidence_T = telling.place_Nt.flatten(), telling.evidence_Nt.flatten()
-    for label, candidate_S, patch_SD in candidates_by_class(model, images, telling, advance):
+    place_T, evidence_T = found.place_Nt.flatten(), found.evidence_Nt.flatten()
+    for label, candidate_S, patch_SD in candidates_by_class(model, images, found, advance):
         member_m = (layer.class_P == label).nonzero()[:, 0]
         pick_m = spread_choice(patch_SD, evidence_T[candidate_S], len(member_m))
-        image_P[member_m] = candidate_S[pick_m] // telling.place_Nt.shape[1]
+        image_P[member_m] = candidate_S[pick_m] // found.place_Nt.shape[1]
         place_P[member_m] = place_T[candidate_S[pick_m]]
         vector_PD[member_m] = patch_SD[pick_m]
     layer.prototype_PDhw.copy_(vector_PD.view_as(layer.prototype_PDhw))
@@ -68,7 +68,7 @@ def start_from_classifier(
     return Projection(image_P, place_P // width, place_P % width, torch.zeros_like(vector_PD[:, 0]))
 
 
-def telling_count(model: ProtoPNet, images: Images | FeatureMaps, share: float) -> int:
+def candidate_count(model: ProtoPNet, images: Images | FeatureMaps, share: float) -> int:
     """Patches of each image to choose from: a fixed share, or more where a class has few images for its prototypes."""
     height, width = model.patch_grid
     needed_K = model.own_KP.sum(1)
@@ -77,21 +77,21 @@ def telling_count(model: ProtoPNet, images: Images | FeatureMaps, share: float) 
     return min(height * width, max(enough, round(share * height * width), 1))
 
 
-def find_telling_patches(
-    plain: PlainClassifier, images: Images | FeatureMaps, count: int, advance: Advance | None
-) -> TellingPatches:
-    """One pass. Evidence is the log-probability of the image's class by the patch alone: the classifier's logit is
+def find_candidate_patches(
+    baseline: BaselineClassifier, images: Images | FeatureMaps, count: int, advance: Advance | None
+) -> CandidatePatches:
+    """One pass. Evidence is the log-probability of the image's class by the patch alone: the baseline's logit is
     the mean of its patches' logits, so each patch has its say."""
-    channels = plain.backbone.channels
+    channels = baseline.backbone.channels
     keep = 4 * len(images) * count * channels <= MOST_BYTES
     feature_NtC = torch.zeros(len(images), count, channels, device=images.device) if keep else None
     place_Nt = torch.zeros(len(images), count, dtype=torch.long, device=images.device)
     evidence_Nt = torch.zeros(len(images), count, device=images.device)
     seen, total_C, product_CC = 0, torch.zeros(channels).double(), torch.zeros(channels, channels).double()
-    for index_B, feature_BCHW, label_B in own_features_of(plain.backbone, images, advance):
+    for index_B, feature_BCHW, label_B in own_features_of(baseline.backbone, images, advance):
         here_B = send(index_B, images.device)
         feature_BSC = feature_BCHW.flatten(2).transpose(1, 2)
-        logits_BSK = plain.head(feature_BSC)
+        logits_BSK = baseline.head(feature_BSC)
         evidence_BS = logits_BSK.log_softmax(2).gather(2, label_B[:, None, None].expand(-1, logits_BSK.shape[1], 1))
         top = evidence_BS[..., 0].topk(count, dim=1)
         if feature_NtC is not None:
@@ -105,20 +105,20 @@ def find_telling_patches(
     mean_C = all_reduce_sum(total_C) / patches
     covariance_CC = all_reduce_sum(product_CC) / patches - torch.outer(mean_C, mean_C)
     features = None if feature_NtC is None else gather_rows(feature_NtC)
-    return TellingPatches(gather_rows(place_Nt), gather_rows(evidence_Nt), features, mean_C, covariance_CC)
+    return CandidatePatches(gather_rows(place_Nt), gather_rows(evidence_Nt), features, mean_C, covariance_CC)
 
 
 def candidates_by_class(
-    model: ProtoPNet, images: Images | FeatureMaps, telling: TellingPatches, advance: Advance | None
+    model: ProtoPNet, images: Images | FeatureMaps, found: CandidatePatches, advance: Advance | None
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Of every class its number, its candidates (numbers among the N*t patches) and their latent vectors.
 
     Vectors that were not kept are computed again, for as many classes at a time as fit into memory. A class that has
     too many by itself offers those with the strongest evidence.
     """
-    layer, count = model.prototype_layer, telling.place_Nt.shape[1]
+    layer, count = model.prototype_layer, found.place_Nt.shape[1]
     most = max(MOST_BYTES // (4 * layer.vectors().shape[1]), int(model.own_KP.sum(1).max()))
-    place_T, evidence_T = telling.place_Nt.flatten(), telling.evidence_Nt.flatten()
+    place_T, evidence_T = found.place_Nt.flatten(), found.evidence_Nt.flatten()
     slot_t = torch.arange(count, device=images.device)
     candidates = []
     for label in range(model.num_classes):
@@ -126,8 +126,8 @@ def candidates_by_class(
         if len(candidate_S) > most:
             candidate_S = candidate_S[evidence_T[candidate_S].topk(most).indices.sort().values]
         candidates.append(candidate_S)
-    if telling.feature_NtC is not None:
-        patch_TD = layer.patches(model.add_on(telling.feature_NtC.flatten(0, 1)[:, :, None, None]))[:, :, 0, 0]
+    if found.feature_NtC is not None:
+        patch_TD = layer.patches(model.add_on(found.feature_NtC.flatten(0, 1)[:, :, None, None]))[:, :, 0, 0]
         for label, candidate_S in enumerate(candidates):
             yield label, candidate_S, patch_TD[candidate_S]
         return

@@ -1,6 +1,6 @@
 """D by cross-validation on the training images (`--latent-width auto`).
 
-The plain classifier is trained by then and its backbone stays as it is, so feature maps are computed once; each width
+The baseline is trained by then and its backbone stays as it is, so feature maps are computed once; each width
 and fold costs only a choice of prototypes among them.
 """
 
@@ -16,10 +16,10 @@ from likethat.data.loaders import Images
 from likethat.distributed import broadcast_object
 from likethat.inference.feature_maps import FeatureMaps, keep_feature_maps
 from likethat.inference.passes import logits_by, own_batches_of
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
-from likethat.training.choose import start_from_classifier
+from likethat.training.choose import start_from_baseline
 
 WIDTHS = (128, 256, 512)  # the paper's
 FOLDS = 3
@@ -47,15 +47,15 @@ def candidate_widths(channels: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def choose_latent_width(
-    plain: PlainClassifier, images: Images, config: Config, advance: Advance | None = None
+    baseline: BaselineClassifier, images: Images, config: Config, advance: Advance | None = None
 ) -> WidthChoice:
     """The smallest width whose accuracy on left-out images differs from the best one's by no more than noise."""
-    widths = candidate_widths(plain.backbone.channels)
+    widths = candidate_widths(baseline.backbone.channels)
     held = held_out_fold(images.label_N, FOLDS)
     if len(widths) == 1 or not bool((held >= 0).any()):
         return WidthChoice(widths[0], (), torch.ones(0, 0))
     keep_N = (ranks_in_class(images.label_N) < max(FOLDS, MOST_IMAGES // int(images.label_N.max() + 1))).nonzero()[:, 0]
-    maps = keep_feature_maps(plain.eval().backbone, images, keep_N)
+    maps = keep_feature_maps(baseline.eval().backbone, images, keep_N)
     held = held[keep_N]
     right = []
     for number, width in enumerate(widths):
@@ -63,7 +63,7 @@ def choose_latent_width(
         for fold in range(FOLDS):
             inside = held == fold
             if bool(inside.any()):
-                model = model_on_maps(plain, maps.select(~inside), config, width)
+                model = model_on_maps(baseline, maps.select(~inside), config, width)
                 logits_nK = classify_maps(model, maps.select(inside))
                 right_n[inside] = logits_nK.argmax(1) == maps.label_N[inside]
             if advance:
@@ -91,14 +91,14 @@ def held_out_fold(label_N: Tensor, folds: int) -> Tensor:
     return torch.where(alone_N, -1, ranks_in_class(label_N) % folds)
 
 
-def model_on_maps(plain: PlainClassifier, maps: FeatureMaps, config: Config, width: int) -> ProtoPNet:
+def model_on_maps(baseline: BaselineClassifier, maps: FeatureMaps, config: Config, width: int) -> ProtoPNet:
     """Return a ProtoPNet with prototypes chosen among these maps, as the choose stage does."""
-    classes = plain.head.out_features
-    height, columns = plain.backbone.map_size
+    classes = baseline.head.out_features
+    height, columns = baseline.backbone.map_size
     patch_K = maps.label_N.bincount(minlength=classes) * height * columns
     counts = patch_K.clamp(max=config.model.prototypes_per_class).tolist()
-    model = ProtoPNet(plain.backbone, replace(config.model, latent_width=width), counts).to(maps.device)
-    start_from_classifier(model, plain, maps, config.train.telling)
+    model = ProtoPNet(baseline.backbone, replace(config.model, latent_width=width), counts).to(maps.device)
+    start_from_baseline(model, baseline, maps, config.train.candidate_share)
     return model
 
 

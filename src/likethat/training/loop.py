@@ -18,24 +18,26 @@ from likethat.distributed import broadcast_model, world_size
 from likethat.errors import Interrupted, UserError
 from likethat.inference.passes import mixed_precision
 from likethat.inference.source_image import leave_source_out
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores
 from likethat.runtime import seed_for
 from likethat.training import stages
 from likethat.training.batches import FreshViews, Shown
 from likethat.training.course import Course
-from likethat.training.losses import Costs, CostsOf, classifier_costs, protopnet_costs, target_logits
+from likethat.training.losses import Costs, CostsOf, baseline_costs, protopnet_costs, target_logits
 from likethat.training.parallel import average_gradients, synchronise_norms
 from likethat.training.plan import PlanEntry, make_plan, set_learning_rates, set_mode
 from likethat.training.project import check_enough_patches
 from likethat.training.state import RunState, Saver, load_run_state
 from likethat.training.wrap_step import TakeStep, wrap_step
 
+SEED_NAMES = {"baseline": "classifier"}  # a stage's former name: from a seed follow the same draws as ever
 
-def fit(model: ProtoPNet, baseline: PlainClassifier | None, course: Course) -> RunState:
+
+def fit(model: ProtoPNet, baseline: BaselineClassifier | None, course: Course) -> RunState:
     """Train `model` in place. On return it is the best cycle's on validation, projected and optimised.
 
-    `baseline` is the classifier on the model's backbone that prototypes are taken from, where they are.
+    `baseline` stands on the model's backbone; it is what prototypes are taken from, where they are.
     """
     check_enough_patches(model, course.train, course.classes)
     state = RunState(model, baseline)
@@ -85,7 +87,7 @@ def train_one_epoch(take_step: TakeStep, entry: PlanEntry, state: RunState, cour
     if state.batch == 0:
         stages.begin_epoch(state, stage, course.train, course.config)
     set_mode(state.trained(stage), stage, len(course.train), settings)
-    place = (settings.seed, stage, entry.epoch)
+    place = (settings.seed, SEED_NAMES.get(stage, stage), entry.epoch)
     batches = training_batches(len(course.train), settings.batch_size, settings.views, seed_for(*place))
     if batches.shape[1] < world_size():
         raise UserError(
@@ -137,10 +139,10 @@ def batch_costs(
     """Return the costs of one batch, with its accuracy: its pictures, and the labels, shares and numbers of the V
     training images that each shows."""
     settings = config.train
-    if stage == "classifier":
+    if stage == "baseline":
         assert state.baseline is not None
         logits_BK = state.baseline(x_B3HW)
-        costs = classifier_costs(logits_BK, label_BV[:, 0], settings)
+        costs = baseline_costs(logits_BK, label_BV[:, 0], settings)
     else:
         model = state.protopnet
         output, own_KP = model(x_B3HW), model.own_KP

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.config import TrainConfig
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import Output
 
 Costs = dict[str, Tensor]
@@ -27,11 +27,11 @@ def separation_cost(min_distance_BP: Tensor, own_BP: Tensor) -> Tensor:
 
 
 def distillation_cost(logits_BK: Tensor, teacher_logits_BK: Tensor) -> Tensor:
-    """Kullback-Leibler divergence from the plain classifier's probabilities."""
+    """Kullback-Leibler divergence from the baseline's probabilities."""
     return F.kl_div(logits_BK.log_softmax(1), teacher_logits_BK.log_softmax(1), reduction="batchmean", log_target=True)
 
 
-def target_logits(teacher: PlainClassifier, x_B3HW: Tensor, *, mirrors: bool) -> Tensor:
+def target_logits(teacher: BaselineClassifier, x_B3HW: Tensor, *, mirrors: bool) -> Tensor:
     """Return the logarithm, up to a constant, of the probabilities to match: the teacher's for a view.
 
     With `mirrors`, its mean for the view and its mirror image, which is right more often than for one of them.
@@ -49,7 +49,7 @@ def shared_entropy(logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, smooth
     return (share_BV * entropy_BV).sum(1).mean()
 
 
-def classifier_costs(logits_BK: Tensor, label_B: Tensor, config: TrainConfig) -> Costs:
+def baseline_costs(logits_BK: Tensor, label_B: Tensor, config: TrainConfig) -> Costs:
     loss = F.cross_entropy(logits_BK, label_B, label_smoothing=config.label_smoothing)
     return {"cross_entropy": loss, "loss": loss}
 

@@ -29,7 +29,7 @@ class Trained(nn.Module):
 
 def average_gradients(module: nn.Module, costs_of: CostsOf) -> CostsOf:
     """The same costs; going back through them averages the gradients of `module` over the processes. The parameters
-    that are trained must be known, and are the first process's from now on."""
+    that are trained must be known, and are the main process's from now on."""
     if world_size() == 1:
         return costs_of
     # Every step of a stage has the same graph; some backbones have parameters that are not in it.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from likethat.config import TrainConfig
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet
 
 WARM_UP_SHARE = 0.08  # of a stage, in which a learning rate with a cosine rises
@@ -27,17 +27,17 @@ class PlanEntry:
 
     @property
     def is_epoch(self) -> bool:
-        return self.stage in ("classifier", "warm", "joint")
+        return self.stage in ("baseline", "warm", "joint")
 
     def __str__(self) -> str:
         return f"{self.stage} epoch {self.epoch + 1}" if self.is_epoch else self.stage.replace("_", " ")
 
 
 def make_plan(config: TrainConfig) -> list[PlanEntry]:
-    """[classifier, choose,] warm, then [joint, project, last layer] for each cycle."""
-    classifier_epochs = 0 if config.from_classifier else config.classifier_epochs
-    plan = [PlanEntry("classifier", 0, epoch) for epoch in range(classifier_epochs)]
-    if config.has_classifier:
+    """[baseline, choose,] warm, then [joint, project, last layer] for each cycle."""
+    baseline_epochs = 0 if config.from_baseline else config.baseline_epochs
+    plan = [PlanEntry("baseline", 0, epoch) for epoch in range(baseline_epochs)]
+    if config.has_baseline:
         plan.append(PlanEntry("choose"))
     plan += [PlanEntry("warm", 0, epoch) for epoch in range(config.warm_epochs)]
     done = 0
@@ -49,17 +49,17 @@ def make_plan(config: TrainConfig) -> list[PlanEntry]:
 
 
 def start_stage(
-    model: ProtoPNet | None, baseline: PlainClassifier | None, stage: str, config: TrainConfig
+    model: ProtoPNet | None, baseline: BaselineClassifier | None, stage: str, config: TrainConfig
 ) -> torch.optim.Optimizer:
     """Freeze what the stage leaves alone and return the optimiser of the rest; the last layer is fixed in all."""
     if model is not None:
         model.requires_grad_(False)
     parts: list[tuple[Iterable[nn.Parameter], float, float]] = []
     decay = config.weight_decay
-    if stage == "classifier":
+    if stage == "baseline":
         assert baseline is not None
         parts += [
-            (baseline.backbone.parameters(), config.classifier_lr, decay),
+            (baseline.backbone.parameters(), config.baseline_lr, decay),
             (baseline.head.parameters(), config.head_lr, decay),
         ]
     else:
@@ -108,7 +108,7 @@ def lr_factor(entry: PlanEntry, done: float, config: TrainConfig) -> float:
     or, with no `lr_step`, up in a straight line and then a cosine to zero over all epochs of the stage."""
     if config.lr_step:
         return float(0.1 ** ((entry.epoch + 1) // config.lr_step)) if entry.stage == "joint" else 1.0
-    epochs = {"classifier": config.classifier_epochs, "warm": config.warm_epochs, "joint": sum(config.joint_epochs)}
+    epochs = {"baseline": config.baseline_epochs, "warm": config.warm_epochs, "joint": sum(config.joint_epochs)}
     share = (entry.epoch + done) / epochs[entry.stage]
     if share < WARM_UP_SHARE:
         return (share + 1e-4) / WARM_UP_SHARE
@@ -121,8 +121,8 @@ def set_mode(model: nn.Module, stage: str, images: int, config: TrainConfig) -> 
     Few images give poor statistics, so BatchNorm then keeps those that came with the weights; and tied prototypes
     must be what the network makes of them in evaluation, so they never see others.
     """
-    model.train(stage in ("classifier", "warm", "joint"))
-    if images < config.norm_images or (config.tie and stage != "classifier"):
+    model.train(stage in ("baseline", "warm", "joint"))
+    if images < config.batch_norm_images or (config.tie and stage != "baseline"):
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()

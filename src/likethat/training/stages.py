@@ -13,11 +13,11 @@ from likethat.data.loaders import Images
 from likethat.errors import UserError
 from likethat.inference.passes import classify_images, last_layer_images, measure, mixed_precision
 from likethat.inference.score_cache import cached_scores
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import set_latent_width
 from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state
-from likethat.training.choose import embed_sources, start_from_classifier
+from likethat.training.choose import embed_sources, start_from_baseline
 from likethat.training.course import Course
 from likethat.training.last_layer import solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
@@ -28,7 +28,7 @@ from likethat.training.state import RunState
 
 def begin_epoch(state: RunState, stage: str, train: Images, config: Config) -> None:
     """Let tied prototypes follow the network: each epoch starts with what it makes of their patches now."""
-    if config.train.tie and stage != "classifier":
+    if config.train.tie and stage != "baseline":
         assert state.projection is not None
         with mixed_precision(train.device):
             embed_sources(state.protopnet, train, state.projection)
@@ -44,9 +44,9 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float)
             "another --out; if it recurs, look at the data with `likethat data check`."
         )
     with mixed_precision(val.device):  # followed, not relied on: what a model is chosen by is measured exactly
-        classifier = state.baseline if entry.stage == "classifier" else state.model
-        assert classifier is not None
-        logits_NK = classify_images(classifier, val)
+        network = state.baseline if entry.stage == "baseline" else state.model
+        assert network is not None
+        logits_NK = classify_images(network, val)
     measured = measure(logits_NK, val.label_N)
     state.metrics.append({**asdict(entry), "train": means, "val": measured, "seconds": seconds})
     costs = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if name != "accuracy")
@@ -63,15 +63,15 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
         _choose_width(state, baseline, course)
     started = time.monotonic()
     with display.task("choosing prototypes") as advance:
-        share = course.config.train.telling
-        state.projection = start_from_classifier(model, baseline, course.train, share, advance)
+        share = course.config.train.candidate_share
+        state.projection = start_from_baseline(model, baseline, course.train, share, advance)
     state.make_teacher()
     measured = measure(classify_images(model, val), val.label_N)
     state.metrics.append({**asdict(entry), "val": measured, "seconds": time.monotonic() - started})
-    display.line(f"prototypes chosen among the classifier's patches: validation accuracy {measured['accuracy']:.1%}")
+    display.line(f"prototypes chosen among the baseline's patches: validation accuracy {measured['accuracy']:.1%}")
 
 
-def _choose_width(state: RunState, baseline: PlainClassifier, course: Course) -> None:
+def _choose_width(state: RunState, baseline: BaselineClassifier, course: Course) -> None:
     started = time.monotonic()
     with course.display.task("latent width") as advance:
         choice = choose_latent_width(baseline, course.train, course.config, advance)

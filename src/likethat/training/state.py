@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from likethat.config import TrainConfig
 from likethat.distributed import broadcast_model, broadcast_tensor, is_main_process
 from likethat.errors import UserError
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.runs import layout
 from likethat.runs.atomic_files import (
@@ -38,7 +38,7 @@ class RunState:
     """What a checkpoint holds besides the configuration."""
 
     model: ProtoPNet | None  # None where a baseline is all that is trained
-    baseline: PlainClassifier | None = None  # shares the model's backbone until it becomes the frozen teacher
+    baseline: BaselineClassifier | None = None  # shares the model's backbone until it becomes the frozen teacher
     baseline_is_teacher: bool = False
     position: int = 0  # in the plan
     batch: int = 0  # done in the current epoch
@@ -67,7 +67,7 @@ class RunState:
 
     def trained(self, stage: str) -> nn.Module:
         """Return what gradient descent works on in a stage."""
-        network = self.baseline if stage == "classifier" else self.model
+        network = self.baseline if stage == "baseline" else self.model
         assert network is not None
         return network
 

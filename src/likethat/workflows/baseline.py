@@ -16,10 +16,10 @@ from likethat.metrics.accuracy import evaluate_logits
 from likethat.models.backbone import place
 from likethat.models.baseline import create_baseline
 from likethat.progress import Display
-from likethat.report.html import write_plain_report
+from likethat.report.html import write_baseline_report
 from likethat.runs import layout
 from likethat.runs.atomic_files import save_tensors
-from likethat.runs.baseline import PlainRun, load_plain
+from likethat.runs.baseline import LoadedBaseline, load_baseline
 from likethat.runtime import exact_arithmetic, resolve_device, seed_for, stop_on_signals
 from likethat.training.course import Course
 from likethat.training.loop import follow_plan
@@ -39,25 +39,25 @@ def train_baseline(
     overwrite: bool = False,
     display: Display | None = None,
     **options: Any,
-) -> PlainRun:
+) -> LoadedBaseline:
     """Trains the backbone with global average pooling and a linear layer; the model of the last epoch is kept.
 
-    With the same data and options it is, to the bit, the classifier that `likethat train` takes its patches from.
+    With the same data and options it is, to the bit, the baseline that `likethat train` takes its patches from.
     """
     out, display = Path(out), display or Display(quiet=True)
     torch_device = resolve_device(device)
     exact_arithmetic()
     config = resolve(preset, config_file, **options)
-    plan = [entry for entry in make_plan(config.train) if entry.stage == "classifier"]
+    plan = [entry for entry in make_plan(config.train) if entry.stage == "baseline"]
     if not plan:
         raise UserError(
-            "A baseline is what the classifier stage trains, and here that has no epochs; use the default preset or "
-            "pass --classifier-epochs above 0."
+            "The baseline stage has no epochs here, so there is nothing to train; use the default preset or "
+            "pass --baseline-epochs above 0."
         )
     saved = open_out(out, config, layout.BASELINE, resume=resume, overwrite=overwrite)
     if saved is not None and layout.is_finished(out):
         display.line(f"{out} is finished already.")
-        return load_plain(out, device)
+        return load_baseline(out, device)
     with stop_on_signals() as stop:
         prepared = prepare(Path(data), out, config, torch_device, display, stop)
         classes = prepared.dataset.classes
@@ -75,8 +75,8 @@ def train_baseline(
         if is_main_process():
             save_tensors(out / layout.MODEL, model.state_dict())
             write_metrics(out, [*state.metrics, {"stage": "test", **evaluation.to_dict()}])
-            write_plain_report(out, config.model.backbone, classes)
+            write_baseline_report(out, config.model.backbone, classes)
             layout.drop_checkpoints(out)
         barrier()
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
-    return load_plain(out, device)
+    return load_baseline(out, device)

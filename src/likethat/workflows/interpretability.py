@@ -13,16 +13,16 @@ from likethat.data.parts import read_parts
 from likethat.metrics.accuracy import Evaluation, evaluate_logits, logits_of
 from likethat.metrics.conformal import conformal_figures
 from likethat.metrics.figure import MetricFigure
+from likethat.metrics.out_of_distribution import out_of_distribution_figures
 from likethat.metrics.registry import METRICS
 from likethat.metrics.reliability import Bin, calibration_figures, reliability
-from likethat.metrics.strangers import stranger_figures
 from likethat.metrics.sweep import Subject, sweep
 from likethat.progress import Display
 from likethat.report.html import write_report
 from likethat.runs import layout
 from likethat.runs.atomic_files import write_json
 from likethat.runs.classifier import Classifier
-from likethat.runs.data import is_training_data, open_strangers, open_test_data
+from likethat.runs.data import is_training_data, open_out_of_distribution, open_test_data
 from likethat.workflows.run_conclusion import explain_some
 
 
@@ -55,11 +55,15 @@ def evaluate_interpretability(
     on other data, and then leaves the run as it is. `ood` is a folder of pictures of other things."""
     started = time.monotonic()
     dataset, part = open_test_data(classifier, data)
-    strangers = None if ood is None else open_strangers(classifier, ood)
+    out_of_distribution = None if ood is None else open_out_of_distribution(classifier, ood)
     subject = Subject(classifier, dataset.root, dataset.test, read_parts(dataset))
     metrics = [kind(subject) for kind in METRICS]
     logits_NK = sweep(subject, metrics, display)
-    other_MK = None if strangers is None else logits_of(classifier, strangers.root, strangers.test, display)
+    other_MK = (
+        None
+        if out_of_distribution is None
+        else logits_of(classifier, out_of_distribution.root, out_of_distribution.test, display)
+    )
     result = Interpretability(
         evaluate_logits(logits_NK, subject.label_N, classifier.classes, part),
         str(dataset.root),
@@ -68,7 +72,7 @@ def evaluate_interpretability(
             *(figure for metric in metrics for figure in metric.figures()),
             *calibration_figures(logits_NK, subject.label_N),
             *conformal_figures(classifier.calibration, logits_NK, subject.label_N),
-            *stranger_figures(classifier.calibration, logits_NK, other_MK, str(ood)),
+            *out_of_distribution_figures(classifier.calibration, logits_NK, other_MK, str(ood)),
         ),
         {name: _listed(value_P) for metric in metrics for name, value_P in metric.by_prototype().items()},
         tuple(reliability(logits_NK, subject.label_N)),

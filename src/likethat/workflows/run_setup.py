@@ -62,8 +62,8 @@ def check_same_config(saved: RunRecord, asked: Config) -> None:
     """A resumed run keeps its configuration; what is asked for now must not contradict it."""
     if asked.model.latent_width == AUTO_WIDTH and "latent_width" in saved.automatic:
         asked = replace(asked, model=replace(asked.model, latent_width=saved.config.model.latent_width))
-    if asked.train.from_classifier and saved.config.train.from_classifier:  # which may have been moved
-        asked = replace(asked, train=replace(asked.train, from_classifier=saved.config.train.from_classifier))
+    if asked.train.from_baseline and saved.config.train.from_baseline:  # which may have been moved
+        asked = replace(asked, train=replace(asked.train, from_baseline=saved.config.train.from_baseline))
     if asked != saved.config:
         different = [
             f"--{name.replace('_', '-')}"

@@ -13,12 +13,12 @@ from likethat.distributed import barrier, is_main_process
 from likethat.explaining.gallery import draw_prototypes, save_prototypes
 from likethat.inference.passes import classify_images, latents_of, logits_by, measure, own_batches_of
 from likethat.models.backbone import place
-from likethat.models.baseline import PlainClassifier
+from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, create_protopnet
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.atomic_files import save_tensors
-from likethat.runs.baseline import check_classifier, read_classifier
+from likethat.runs.baseline import check_baseline, read_baseline
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.layout import RunRecord
 from likethat.runtime import exact_arithmetic, resolve_device, seed_for, stop_on_signals
@@ -56,30 +56,30 @@ def train(
         display.line(f"{out} is finished already.")
         return load(out, device)
     if saved is not None and (out / layout.STATE).is_file():
-        config, classifier = replace(config, train=saved.config.train), ""  # read already, wherever it is now
+        config, source = replace(config, train=saved.config.train), ""  # read already, wherever it is now
     else:
-        classifier = config.train.from_classifier
-    if classifier:
-        check_classifier(Path(classifier), config.model, display)
+        source = config.train.from_baseline
+    if source:
+        check_baseline(Path(source), config.model, display)
     with stop_on_signals() as stop:
         prepared = prepare(Path(data), out, config, torch_device, display, stop)
         record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
         check_same_images(saved, record, out)
         torch.manual_seed(seed_for(config.train.seed, "weights"))
-        weights = "none" if config.train.from_classifier else config.model.weights
+        weights = "none" if config.train.from_baseline else config.model.weights
         model = place(create_protopnet(config.model, list(record.prototypes_of_class), weights=weights), torch_device)
-        plain = None
-        if config.train.has_classifier:
-            plain = PlainClassifier(model.backbone, len(record.data.classes)).to(torch_device)
-            if classifier:
-                read_classifier(plain, Path(classifier), record)
+        baseline = None
+        if config.train.has_baseline:
+            baseline = BaselineClassifier(model.backbone, len(record.data.classes)).to(torch_device)
+            if source:
+                read_baseline(baseline, Path(source), record)
         begin(out, record, saved)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard and is_main_process() else None
         classes = prepared.dataset.classes
         course = Course(train_images, val_images, classes, config, out, display, stop, observe)
-        state = fit(model, plain, course)
+        state = fit(model, baseline, course)
         if config.model.latent_width == AUTO_WIDTH and is_main_process():
             with_chosen_width(record, model).write(out)
         return finish(out, model, state, prepared, display)

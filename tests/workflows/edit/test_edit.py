@@ -381,11 +381,11 @@ def test_other_pictures_are_noticed(run: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_baseline_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = tmp_path / "plain"
-    assert main(["baseline", str(run.parent / "birds"), "--out", str(plain), *TINY, "--classifier-epochs", "1"]) == 0
+    baseline = tmp_path / "baseline"
+    assert main(["baseline", str(run.parent / "birds"), "--out", str(baseline), *TINY, "--baseline-epochs", "1"]) == 0
     capsys.readouterr()
-    assert main(["edit", str(plain), "--ban", "1", "--out", str(tmp_path / "out")]) == 2
-    assert "plain classifier without prototypes" in capsys.readouterr().err
+    assert main(["edit", str(baseline), "--ban", "1", "--out", str(tmp_path / "out")]) == 2
+    assert "baseline without prototypes" in capsys.readouterr().err
 
 
 def test_maps_too_large_for_memory_stay_on_disk(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from likethat.workflows.reproduce.study import reproduce
 
 BACKBONES = ("test_resnet", "test_efficientnet")
 # Those of the other tests' runs, less what a study sets itself.
-OPTIONS = [*TINY[4:], *"--classifier-epochs 2 --joint-epochs 1".split()]
+OPTIONS = [*TINY[4:], *"--baseline-epochs 2 --joint-epochs 1".split()]
 
 
 def arguments(birds: Path, out: Path, backbones: tuple[str, ...] = BACKBONES, seeds: int = 2) -> list[str]:
@@ -75,8 +75,8 @@ def study(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     while not (alone / "report.html").is_file():  # however long it takes
         time.sleep(0.1)
     done = likethat(*command)
-    assert "seed0/test_resnet/plain ..." not in done.stderr
-    assert done.stdout.startswith("# Plain classifiers and ProtoPNets on data\n")
+    assert "seed0/test_resnet/baseline ..." not in done.stderr
+    assert done.stdout.startswith("# Baselines and ProtoPNets on data\n")
     return out
 
 
@@ -96,27 +96,27 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_stopped_study_ends_as_single_commands_do(study: Path, birds: Path, tmp_path: Path) -> None:
-    """The run that was stopped and killed, against one that was not; the plain one is not trained twice."""
+    """The run that was stopped and killed, against one that was not; the baseline is not trained twice."""
     own = [*OPTIONS, "--backbone", "test_resnet", "--weights", "none", "--seed", "0"]
-    plain = study / "seed0" / "test_resnet" / "plain"
-    likethat("train", birds, "--out", tmp_path / "run", *own, "--from-classifier", plain)
+    baseline = study / "seed0" / "test_resnet" / "baseline"
+    likethat("train", birds, "--out", tmp_path / "run", *own, "--from-baseline", baseline)
     for ours, theirs in zip(
         lines_of(study / "seed0" / "test_resnet" / "default"), lines_of(tmp_path / "run"), strict=True
     ):
         ours.pop("seconds", None), theirs.pop("seconds", None)
         assert ours == theirs
     stages = [line["stage"] for line in lines_of(study / "seed0" / "test_resnet" / "default")]
-    assert "classifier" not in stages
+    assert "baseline" not in stages
 
 
 def test_every_figure_is_a_runs_own(study: Path) -> None:
     for backbone in BACKBONES:
         for seed in "01":
             folder = study / f"seed{seed}" / backbone
-            plain, ours, pruned = (lines_of(folder / name) for name in ("plain", "default", "default-pruned"))
+            baseline, ours, pruned = (lines_of(folder / name) for name in ("baseline", "default", "default-pruned"))
             row = row_of(study, backbone, "default")
-            assert row_of(study, backbone, "plain")["test"]["by_seed"][seed] == plain[-1]["accuracy"]
-            assert row_of(study, backbone, "plain")["validation"]["by_seed"][seed] == plain[-2]["val"]["accuracy"]
+            assert row_of(study, backbone, "baseline")["test"]["by_seed"][seed] == baseline[-1]["accuracy"]
+            assert row_of(study, backbone, "baseline")["validation"]["by_seed"][seed] == baseline[-2]["val"]["accuracy"]
             project, last_layer, test_projection, test = ours[-4:]
             for figure, value in {
                 "validation_before_projection": project["before"]["accuracy"],
@@ -172,7 +172,7 @@ def test_means_and_deviations(study: Path) -> None:
 def test_markdown_and_picture_show_the_same(study: Path) -> None:
     text = (study / "table.md").read_text()
     picture = "".join(ElementTree.parse(study / "table.svg").getroot().itertext())
-    for backbone, model in [(b, m) for b in BACKBONES for m in ("plain", "default")] + [("combined", "default")]:
+    for backbone, model in [(b, m) for b in BACKBONES for m in ("baseline", "default")] + [("combined", "default")]:
         figure = row_of(study, backbone, model)["test"]
         assert f" {100 * figure['mean']:.1f} ± {100 * figure['sd']:.1f} |" in text
         assert f"{100 * figure['mean']:.1f}" in picture
@@ -202,7 +202,7 @@ def test_a_run_that_another_process_is_at_is_not_begun_a_second_time(study: Path
     shutil.copytree(study, tmp_path / "moved")
     name = f"seed1/{'+'.join(BACKBONES)}/default"
     shutil.rmtree(tmp_path / "moved" / name)
-    for file in ("report.html", "model.safetensors"):  # unfinished, and the classifier it began with has moved as well
+    for file in ("report.html", "model.safetensors"):  # unfinished, and the baseline it began with has moved as well
         (tmp_path / "moved" / "seed0" / "test_resnet" / "default" / file).unlink()
     with (tmp_path / "moved" / f"{name}.log").open("a") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
@@ -228,13 +228,13 @@ def test_a_failure_is_told_and_loses_nothing_else(study: Path, birds: Path, tmp_
     at = command.index("none")
     command[at : at + 1] = ["none", "none", str(tmp_path / "other.safetensors")]
     done = likethat(*command, check=1)
-    assert "seed0/test_vit/plain failed: The weights" in done.stderr
+    assert "seed0/test_vit/baseline failed: The weights" in done.stderr
     failures = document(tmp_path / "moved")["failures"]
     assert set(failures) == {
-        *(f"seed0/test_vit/{name}" for name in ("plain", "default", "default-pruned")),
+        *(f"seed0/test_vit/{name}" for name in ("baseline", "default", "default-pruned")),
         f"seed0/{'+'.join(BACKBONES)}+test_vit/default",
     }
-    assert "`seed0/test_vit/plain`: The weights" in done.stdout
+    assert "`seed0/test_vit/baseline`: The weights" in done.stdout
     kept = row_of(tmp_path / "moved", "test_resnet", "default")["test"]
     assert kept["by_seed"]["0"] == row_of(study, "test_resnet", "default")["test"]["by_seed"]["0"]
     assert kept["sd"] is None
@@ -259,7 +259,7 @@ def test_mistakes_are_told_before_anything_runs(study: Path, birds: Path, option
     before = (study / "table.json").read_text()
     given: dict[str, Any] = {"backbones": BACKBONES, "weights": ("none",), "seeds": 2, **options}
     own = {"latent_width": 16, "input_size": 64, "batch_size": 8, "prototypes_per_class": 3}
-    own |= {"classifier_epochs": 2, "joint_epochs": 1}
+    own |= {"baseline_epochs": 2, "joint_epochs": 1}
     with pytest.raises(UserError, match=words):
         reproduce(birds, out=study, device="cpu", **{**own, **given})
     assert (study / "table.json").read_text() == before
@@ -285,7 +285,7 @@ def plan(**changes: Any) -> Study:
 
 def test_cropped_and_full_images_are_runs_of_their_own() -> None:
     tasks = {task.name: task for task in make_tasks(plan())}
-    # Of each view and seed: two backbones with a plain classifier and two presets, each pruned, and two combined.
+    # Of each view and seed: two backbones with a baseline and two presets, each pruned, and two combined.
     assert len(tasks) == 2 * 3 * (2 * (1 + 2 * 2) + 2)
     for name, task in tasks.items():
         trains = task.arguments[0] in ("train", "baseline")
@@ -293,15 +293,15 @@ def test_cropped_and_full_images_are_runs_of_their_own() -> None:
         assert all(need.startswith("full/") == name.startswith("full/") for need in task.needs)
     res = tasks["full/seed2/resnet34/default"].arguments
     assert res[res.index("--weights") + 1] == "res.safetensors"
-    assert res[res.index("--from-classifier") + 1] == "/out/full/seed2/resnet34/plain"
+    assert res[res.index("--from-baseline") + 1] == "/out/full/seed2/resnet34/baseline"
     assert res[res.index("--seed") + 1] == "2"
 
 
 def test_options_reach_the_stages_that_a_preset_has() -> None:
-    study = plan(options={"classifier_epochs": 7, "warm_epochs": 3, "joint_epochs": (4, 5), "skip_bad": True})
+    study = plan(options={"baseline_epochs": 7, "warm_epochs": 3, "joint_epochs": (4, 5), "skip_bad": True})
     paper, ours = (resolve(preset, **run_options(study, False, 1, 0, preset)).train for preset in ("paper", "default"))
-    assert (paper.classifier_epochs, paper.warm_epochs, paper.joint_epochs) == (0, 3, (4, 5))
-    assert (ours.classifier_epochs, ours.warm_epochs, ours.joint_epochs) == (7, 0, (4, 5))
+    assert (paper.baseline_epochs, paper.warm_epochs, paper.joint_epochs) == (0, 3, (4, 5))
+    assert (ours.baseline_epochs, ours.warm_epochs, ours.joint_epochs) == (7, 0, (4, 5))
     words = next(task.arguments for task in make_tasks(study) if task.name == "seed1/vgg19/default")
     assert "--skip-bad" in words
     assert words[words.index("--joint-epochs") + 1] == "4,5"

@@ -1,4 +1,4 @@
-"""`likethat baseline`: the plain counterpart of a ProtoPNet."""
+"""`likethat baseline`: the same backbone without prototypes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from likethat.cli.training_options import add_training_arguments, training_argum
 
 
 def baseline(args: argparse.Namespace) -> int:
-    """Train the plain counterpart of a ProtoPNet, which does not explain itself."""
+    """Train the baseline, the same backbone without prototypes, which does not explain itself."""
     from likethat.cli.tables import print_summary
     from likethat.workflows.baseline import train_baseline
 

@@ -14,13 +14,13 @@ def compare(args: argparse.Namespace) -> int:
     """Draw what a run and its baseline can say about one picture."""
     from likethat.report.comparison import comparison_figure
     from likethat.runs.atomic_files import atomic_path
-    from likethat.runs.baseline import load_plain
+    from likethat.runs.baseline import load_baseline
     from likethat.runs.classifier import load
 
     if args.out.suffix.lower() != ".png":
         raise UserError(f"The comparison is a PNG picture; {args.out} does not end with .png.")
-    classifier, plain = load(args.run, args.device), load_plain(args.baseline, args.device)
-    figure = comparison_figure(classifier, plain, args.image)
+    classifier, baseline = load(args.run, args.device), load_baseline(args.baseline, args.device)
+    figure = comparison_figure(classifier, baseline, args.image)
     with atomic_path(args.out) as temporary:
         figure.save(temporary, "PNG")
     print(args.out.resolve())

@@ -32,7 +32,7 @@ def _interpretability(args: argparse.Namespace) -> int:
 
     classifier = load_run(args.run, args.device)
     if not isinstance(classifier, Classifier):
-        raise UserError(f"{args.run} is a plain classifier and has no explanations; leave out --interpretability.")
+        raise UserError(f"{args.run} is a baseline and has no explanations; leave out --interpretability.")
     result = evaluate_interpretability(classifier, args.data, display_of(args), args.ood)
 
     def show() -> None:

@@ -13,7 +13,7 @@ from likethat.workflows.reproduce import OWN_OPTIONS
 
 
 def reproduce(args: argparse.Namespace) -> int:
-    """Compare plain classifiers and ProtoPNets over backbones and seeds: the paper's Table 1 for your data."""
+    """Compare baselines and ProtoPNets over backbones and seeds: the paper's Table 1 for your data."""
     from likethat.data.folder_kinds import TABLE
     from likethat.workflows.reproduce.study import reproduce
 

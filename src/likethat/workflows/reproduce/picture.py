@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from likethat.report import charts
 from likethat.report.charts import INK, draw_point, draw_text
-from likethat.workflows.reproduce.plan import PLAIN, Study
+from likethat.workflows.reproduce.plan import BASELINE, Study
 from likethat.workflows.reproduce.table import StudyRow, title_of
 
 HEIGHT = 280  # of a block
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 64, 34
-COLOURS = ("#8a93a0", "#0f766e", "#c2410c", "#6d28d9")  # the plain classifier, then the presets
+COLOURS = ("#8a93a0", "#0f766e", "#c2410c", "#6d28d9")  # the baseline, then the presets
 LEAST_SPAN = 0.02  # of the accuracies on the axis
 STEP, GAP = 48, 36  # between the models of one backbone, and between backbones
 
@@ -25,7 +25,7 @@ def draw_table(study: Study, rows: Sequence[StudyRow]) -> str:
         block = [row for row in rows if row.full == full]
         heading = ("full images" if full else "cropped images") if len(study.views) > 1 else ""
         parts += _draw_block(study, block, number * HEIGHT, width, heading)
-    label = "Test accuracy of plain classifiers and ProtoPNets"
+    label = "Test accuracy of baselines and ProtoPNets"
     return charts.draw_svg(width, HEIGHT * len(study.views), label, parts)
 
 
@@ -36,7 +36,7 @@ def _column(study: Study) -> int:
 
 def _draw_block(study: Study, rows: Sequence[StudyRow], start: int, width: int, heading: str) -> list[str]:
     points = [(row, summary) for row in rows if (summary := row.statistics("test"))]
-    kinds, column = (PLAIN, *study.presets), _column(study)
+    kinds, column = (BASELINE, *study.presets), _column(study)
     title = "Test accuracy" + (f", {heading}" if heading else "")
     parts = [draw_text(16, start + 20, title, INK, "start", is_bold=True)]
     left = 16.0

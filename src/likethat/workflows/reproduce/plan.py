@@ -14,7 +14,7 @@ from likethat.errors import UserError
 from likethat.runs import layout
 from likethat.workflows.run_setup import check_same_config
 
-PLAIN, COMBINED, PRUNED = "plain", "combined", "-pruned"  # names of folders, the last one a suffix
+BASELINE, COMBINED, PRUNED = "baseline", "combined", "-pruned"  # names of folders, the last one a suffix
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Study:
     options: Mapping[str, Any]
 
     def folder(self, full: bool, seed: int, backbone: str, kind: str) -> str:
-        """Of a run, relative to the study's; `kind` is the plain classifier or a preset. That of a combined one names
+        """Of a run, relative to the study's; `kind` is the baseline or a preset. That of a combined one names
         its members, so that a study with more backbones makes another."""
         backbone = "+".join(self.backbones) if backbone == COMBINED else backbone
         return f"{'full/' if full else ''}seed{seed}/{backbone}/{kind}"
@@ -64,7 +64,7 @@ def check_study(study: Study) -> None:
     for full in study.views:
         for seed in study.seeds:
             for number in range(len(study.backbones)):
-                for kind in (PLAIN, *study.presets):
+                for kind in (BASELINE, *study.presets):
                     _check_run(study, full, seed, number, kind)
 
 
@@ -80,23 +80,23 @@ def _check_run(study: Study, full: bool, seed: int, number: int, kind: str) -> N
 
 
 def preset_of(kind: str) -> str:
-    return "default" if kind == PLAIN else kind
+    return "default" if kind == BASELINE else kind
 
 
 def run_options(study: Study, full: bool, seed: int, number: int, kind: str) -> dict[str, Any]:
-    """Options of the plain classifier or a preset. What was asked of a stage is asked of the presets that have it."""
+    """Options of the baseline or a preset. What was asked of a stage is asked of the presets that have it."""
     backbone = study.backbones[number]
     own = config.resolve(preset_of(kind), backbone=backbone).train
     options = {
         name: value for name, value in study.options.items() if not name.endswith("_epochs") or getattr(own, name)
     }
-    if not own.classifier_epochs and options.get("latent_width") == "auto":
-        del options["latent_width"]  # it takes a classifier; the published number stays
+    if not own.baseline_epochs and options.get("latent_width") == "auto":
+        del options["latent_width"]  # it takes a baseline; the published number stays
     options |= {"seed": seed, "backbone": backbone, "weights": study.weights[number]}
     if full:
         options["full_images"] = True
-    if kind != PLAIN and own.classifier_epochs:
-        options["from_classifier"] = str(study.out / study.folder(full, seed, backbone, PLAIN))
+    if kind != BASELINE and own.baseline_epochs:
+        options["from_baseline"] = str(study.out / study.folder(full, seed, backbone, BASELINE))
     return options
 
 
@@ -113,17 +113,17 @@ def make_tasks(study: Study) -> list[Task]:
 
 def _runs_of(study: Study, full: bool, seed: int, number: int, backbone: str) -> list[Task]:
     tasks = []
-    for kind in (PLAIN, *study.presets):
+    for kind in (BASELINE, *study.presets):
         name = study.folder(full, seed, backbone, kind)
         options = run_options(study, full, seed, number, kind)
-        verb = "baseline" if kind == PLAIN else "train"
+        verb = "baseline" if kind == BASELINE else "train"
         arguments = [verb, study.data, "--out", str(study.out / name), "--resume", "--preset", preset_of(kind)]
         if study.config_file:
             arguments += ["--config", str(study.config_file)]
         arguments += [*flags(options), "--device", study.device]
-        needs = [study.folder(full, seed, backbone, PLAIN)] if "from_classifier" in options else []
+        needs = [study.folder(full, seed, backbone, BASELINE)] if "from_baseline" in options else []
         tasks.append(Task(name, tuple(arguments), tuple(needs)))
-        if kind != PLAIN:
+        if kind != BASELINE:
             # A class whose prototypes are all mixed keeps its best one, so that a study is not lost over it.
             pruning = ["prune", str(study.out / name), "--out", str(study.out / f"{name}{PRUNED}"), "--keep-one"]
             tasks.append(Task(f"{name}{PRUNED}", (*pruning, "--device", study.device), (name,)))

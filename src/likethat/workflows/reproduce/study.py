@@ -35,7 +35,7 @@ def reproduce(
     display: Display | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains the plain classifier and a ProtoPNet of each preset for every backbone and seed, prunes and combines
+    """Trains the baseline and a ProtoPNet of each preset for every backbone and seed, prunes and combines
     them, and gives the table of their figures. Called again, it goes on with what is missing.
 
     `options` are those of training, for all runs; `full_images` adds whole pictures to the cropped ones.

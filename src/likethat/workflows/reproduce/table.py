@@ -11,7 +11,7 @@ from typing import Any
 from likethat.runs import layout
 from likethat.runs.describe import describe_run
 from likethat.runs.layout import is_finished
-from likethat.workflows.reproduce.plan import COMBINED, PLAIN, PRUNED, Study
+from likethat.workflows.reproduce.plan import BASELINE, COMBINED, PRUNED, Study
 from likethat.workflows.reproduce.schedule import Times
 
 MISSING = "-"
@@ -42,7 +42,7 @@ class StudyRow:
 
     full: bool
     backbone: str
-    kind: str  # the plain classifier or a preset
+    kind: str  # the baseline or a preset
     figures: Mapping[str, Mapping[int, float]]
 
     def statistics(self, figure: str) -> dict[str, Any] | None:
@@ -60,7 +60,7 @@ def gather(study: Study, times: Times) -> list[StudyRow]:
     """A row for every model, with what its finished runs say."""
     rows = []
     for full in study.views:
-        members = [(backbone, kind) for backbone in study.backbones for kind in (PLAIN, *study.presets)]
+        members = [(backbone, kind) for backbone in study.backbones for kind in (BASELINE, *study.presets)]
         if len(study.backbones) > 1:
             members += [(COMBINED, preset) for preset in study.presets]
         for backbone, kind in members:
@@ -126,7 +126,7 @@ def is_complete(study: Study, rows: Sequence[StudyRow]) -> bool:
     return all(
         len(row.figures.get(figure, {})) == len(study.seeds)
         for row in rows
-        for figure in (("test",) if row.kind == PLAIN or row.backbone == COMBINED else ("test", "test_pruned"))
+        for figure in (("test",) if row.kind == BASELINE or row.backbone == COMBINED else ("test", "test_pruned"))
     )
 
 
@@ -136,10 +136,10 @@ def to_markdown(study: Study, rows: Sequence[StudyRow], failures: Mapping[str, s
     complete = is_complete(study, rows)
     spread = f"mean ± sample standard deviation over seeds {seeds}" if len(study.seeds) > 1 else f"seed {seeds}"
     parts = [
-        f"# Plain classifiers and ProtoPNets on {Path(study.data).resolve().name}\n",
+        f"# Baselines and ProtoPNets on {Path(study.data).resolve().name}\n",
         f"Top-1 accuracy in %, {spread}. Everything was chosen on validation images; test images were "
         "looked at once all choices were made. "
-        "Seconds are those of the run alone: a preset that begins with a plain classifier takes the finished one. "
+        "Seconds are those of the run alone: a preset that begins with a baseline takes the finished one. "
         f"Wall time of the study{'' if complete else ' so far'}: {clock_time(times.study)}.\n",
     ]
     if not complete:
@@ -161,14 +161,14 @@ def _accuracies(study: Study, rows: Sequence[StudyRow]) -> str:
     columns = list(dict.fromkeys(row.backbone for row in rows))
     by_place = {(row.backbone, row.kind): row for row in rows}
     lines = [("test accuracy", *columns)]
-    for kind in (PLAIN, *study.presets):
+    for kind in (BASELINE, *study.presets):
         models = [by_place.get((column, kind)) for column in columns]
         lines.append((title_of(kind), *(cell(row, "test", study) if row else "" for row in models)))
     return _markdown(lines)
 
 
 def _stages(study: Study, rows: Sequence[StudyRow], columns: Sequence[tuple[str, str]]) -> str:
-    shown = [row for row in rows if columns is SIZES or (row.kind != PLAIN and row.backbone != COMBINED)]
+    shown = [row for row in rows if columns is SIZES or (row.kind != BASELINE and row.backbone != COMBINED)]
     lines = [("", *(heading for heading, _ in columns))]
     for row in shown:
         title = f"{row.backbone}, {title_of(row.kind)}"
@@ -177,7 +177,7 @@ def _stages(study: Study, rows: Sequence[StudyRow], columns: Sequence[tuple[str,
 
 
 def title_of(kind: str) -> str:
-    return "plain classifier" if kind == PLAIN else f"ProtoPNet, {kind}"
+    return "baseline" if kind == BASELINE else f"ProtoPNet, {kind}"
 
 
 def cell(row: StudyRow, figure: str, study: Study) -> str:

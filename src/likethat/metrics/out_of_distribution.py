@@ -42,7 +42,7 @@ def fpr95(known_n: np.ndarray, other_m: np.ndarray) -> float:
     return float((other_m >= least).mean())
 
 
-def stranger_figures(
+def out_of_distribution_figures(
     calibration: Calibration | None, known_NK: Tensor, other_MK: Tensor | None, what: str
 ) -> list[MetricFigure]:
     """`what` says which the other pictures are."""
