@@ -13,6 +13,7 @@ from typing import Any
 
 from likethat.errors import UserError
 from likethat.option_values import coerce
+from likethat.windows import NO_WINDOWS, check_windows
 
 AUTO_WIDTH = -1  # of the latent map: the run chooses it by cross-validation
 NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})
@@ -36,6 +37,12 @@ class ModelConfig:
     backbone: str = _option("tf_efficientnet_lite0", "any timm model that yields a spatial map")
     weights: str = _option("pretrained", "backbone weights: pretrained, none, or a safetensors or .pth file")
     input_size: tuple[int, int] = _option((224, 224), "height and width pictures are resized to")
+    windows: tuple[int, int] = _option(
+        NO_WINDOWS,
+        "SIZE,STRIDE in pixels, like 80,24: each cell of the latent map sees its own window of the picture and nothing "
+        "else",
+        words={"none": NO_WINDOWS},
+    )
     add_on: str = _option("linear", "layers between backbone and prototypes", ("regular", "bottleneck", "linear"))
     latent_width: int = _option(
         512,
@@ -279,3 +286,4 @@ def _check(config: Config) -> None:
     for holds, sentence in rules:
         if not holds:
             raise UserError(f"{sentence}.")
+    check_windows(config.model.windows, config.model.input_size)

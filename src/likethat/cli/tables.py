@@ -112,6 +112,12 @@ def print_verification(verification: Verification) -> None:
         f"{verification.prototypes} prototypes from {verification.images} images, "
         f"largest absolute error {verification.max_error:.1e}: {verdict}"
     )
+    if boxes := verification.boxes:
+        print(
+            f"everything outside the boxes replaced by other pictures, {boxes.prototypes} prototypes in "
+            f"{boxes.pictures} pictures: similarities change by at most {boxes.max_change:.1e}"
+            f"{' (equal to the last bit)' if boxes.max_change == 0 else ''}"
+        )
 
 
 def print_predictions(predictions: Sequence[tuple[str, Prediction]]) -> None:

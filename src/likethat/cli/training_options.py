@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> 
     for name, (section, entry, kind) in config.options().items():
         if name in without:
             continue
-        text = f"{entry.metadata['help']} (default: {_written(shown[section][name])})"
+        text = f"{entry.metadata['help']} (default: {_written(shown[section][name], entry.metadata['words'])})"
         flag = "--" + name.replace("_", "-")
         if kind is bool:
             groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -44,5 +44,8 @@ def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> 
             groups[section].add_argument(flag, metavar=metavar, help=text)
 
 
-def _written(value: Any) -> str:
+def _written(value: Any, words: Mapping[str, Any]) -> str:
+    for word, meaning in words.items():
+        if value == meaning:
+            return word
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

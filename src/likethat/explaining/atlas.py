@@ -15,7 +15,7 @@ from likethat.data.dataset import DataSet, Sample, fingerprint
 from likethat.data.decode import Box
 from likethat.distributed import gather_rows
 from likethat.errors import UserError
-from likethat.explaining.boxes import activation_boxes
+from likethat.explaining.boxes import match_boxes
 from likethat.explaining.draw.render import in_shares
 from likethat.explaining.latent import Latent, latent_space
 from likethat.inference.nearest import NearestPatches, Search
@@ -169,7 +169,7 @@ def _count_leads(classifier: Classifier, leaders: Sequence[Tensor]) -> Tensor:
 def _neighbours(model: ProtoPNet, nearest: NearestPatches, samples: Sequence[Sample]) -> list[tuple[Neighbour, ...]]:
     of_distance = model.prototype_layer.similarity.of_distance
     height, width = model.backbone.input_size
-    boxes = iter(activation_boxes(of_distance(nearest.map_PkHW.flatten(0, 1)), (height, width)))
+    boxes = iter(match_boxes(model, of_distance(nearest.map_PkHW.flatten(0, 1))))
     columns = (
         of_distance(nearest.distance_Pk),
         nearest.distance_Pk,

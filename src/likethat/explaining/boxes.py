@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +12,15 @@ from torch import Tensor
 
 from likethat.data.decode import Box
 from likethat.errors import UserError
+from likethat.models.backbone import Backbone
+from likethat.models.protopnet import ProtoPNet
+
+Place = TypeVar("Place", int, Tensor)
 
 PERCENTILE = 95.0  # the paper's
 CHUNK_PIXELS = 16_000_000  # upsampled at a time: 64 MB
+PLACES = 56  # rows and columns of a map of windows, at most
+SEEN_ALONE = "The box is all that the model has seen: nothing outside it can change the similarity."
 ROUNDING = 4e-6  # of a map's range: pixels closer than this to the threshold are equal to it
 
 
@@ -35,10 +42,24 @@ def check_percentile(percentile: float) -> None:
         raise UserError(f"The percentile of the boxes must lie between 0 and 100, and {percentile} does not.")
 
 
+def match_boxes(
+    model: ProtoPNet, similarity_PHW: Tensor, map_PHW: Tensor | None = None, percentile: float = PERCENTILE
+) -> list[Box]:
+    """Where prototypes are found in a picture, in pixels of what the network sees: all that the most similar patch has
+    seen, where that is a window of the picture; else the paper's box, of `map_PHW` where another map is asked for."""
+    check_percentile(percentile)
+    if model.backbone.windows is not None:
+        return _as_boxes(window_boxes(model, similarity_PHW))
+    return activation_boxes(similarity_PHW if map_PHW is None else map_PHW, model.backbone.input_size, percentile)
+
+
 def activation_boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float = PERCENTILE) -> list[Box]:
     """The paper's boxes, in pixels of a picture of that size: around the pixels of the upsampled map that reach
     its percentile (numpy's 'linear' one)."""
-    box_P4 = box_tensor(map_PHW, size_hw, percentile)
+    return _as_boxes(box_tensor(map_PHW, size_hw, percentile))
+
+
+def _as_boxes(box_P4: Tensor) -> list[Box]:
     return [(x0, y0, x1, y1) for x0, y0, x1, y1 in box_P4.cpu().double().tolist()]
 
 
@@ -46,6 +67,12 @@ def box_tensor(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float = PE
     """The same boxes as one tensor of whole numbers, P x 4."""
     check_percentile(percentile)
     return torch.cat([_boxes(chunk_PHW, size_hw, percentile) for chunk_PHW in chunks(map_PHW.float(), size_hw)])
+
+
+def window_boxes(model: ProtoPNet, similarity_PHW: Tensor) -> Tensor:
+    """P x 4, whole numbers: all that the most similar patch of each map has seen."""
+    place_P, columns = similarity_PHW.flatten(1).argmax(1), similarity_PHW.shape[2]
+    return torch.stack(_window_box(model, place_P // columns, place_P % columns), 1)
 
 
 def chunks(map_PHW: Tensor, size_hw: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -73,7 +100,41 @@ def _span(reached_Pn: Tensor) -> tuple[Tensor, Tensor]:
     return first_P, reached_Pn.shape[1] - reached_Pn.flip(1).int().argmax(1)
 
 
+def patch_box(model: ProtoPNet, row: int, column: int) -> Box:
+    """The rectangle of the picture that a patch at this place of the latent map stands for, in pixels of what the
+    network sees."""
+    if model.backbone.windows is not None:
+        x0, y0, x1, y1 = _window_box(model, row, column)
+        return float(x0), float(y0), float(x1), float(y1)
+    layer, backbone = model.prototype_layer, model.backbone
+    return cell_box(row, column, backbone.map_size, layer.window, backbone.input_size)
+
+
 def cell_box(row: int, column: int, map_hw: tuple[int, int], window: tuple[int, int], size_hw: tuple[int, int]) -> Box:
     """The rectangle of the picture that a prototype's window covers at this place of the latent map."""
     step_y, step_x = size_hw[0] / map_hw[0], size_hw[1] / map_hw[1]
     return column * step_x, row * step_y, (column + window[1]) * step_x, (row + window[0]) * step_y
+
+
+def _window_box(model: ProtoPNet, row: Place, column: Place) -> tuple[Place, Place, Place, Place]:
+    """Around all windows of the patch that begins at this place."""
+    windows, (h, w) = model.backbone.windows, model.prototype_layer.window
+    assert windows is not None
+    y0, x0 = row * windows.stride, column * windows.stride
+    return x0, y0, x0 + (w - 1) * windows.stride + windows.size, y0 + (h - 1) * windows.stride + windows.size
+
+
+def whole_map(backbone: Backbone, map_PHW: Tensor) -> Tensor:
+    """The map as it lies in the picture. Of the windows over a place, the one with the largest value counts."""
+    windows = backbone.windows
+    if windows is None:
+        return map_PHW
+    for axis, side in zip((1, 2), backbone.input_size, strict=True):
+        cells = map_PHW.shape[axis]
+        extent = side - (cells - 1) * windows.stride  # of a patch, which may have several windows
+        middle_n = (torch.arange(min(PLACES, side), device=map_PHW.device) + 0.5) * side / min(PLACES, side)
+        first_c = torch.arange(cells, device=map_PHW.device)[:, None] * windows.stride
+        covers_cn = (middle_n >= first_c) & (middle_n < first_c + extent)
+        line_PHc1 = map_PHW.movedim(axis, 2)[..., None]
+        map_PHW = line_PHc1.masked_fill(~covers_cn, -torch.inf).amax(2).movedim(2, axis)
+    return map_PHW

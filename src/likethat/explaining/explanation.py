@@ -154,6 +154,7 @@ def explain_outputs(
                 run=classifier.path,
                 verdict=verdicts[number],
                 attribution=options.attribution,
+                sees_windows=classifier.sees_windows,
             )
         )
     return explanations

@@ -15,7 +15,7 @@ from likethat.data.dataset import Sample
 from likethat.data.decode import Box, View, read_image, to_input
 from likethat.data.loaders import to_unit
 from likethat.errors import UserError
-from likethat.explaining.boxes import activation_boxes, cell_box
+from likethat.explaining.boxes import match_boxes, patch_box
 from likethat.explaining.draw.render import jpeg, seen_part, shrink
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
@@ -66,13 +66,15 @@ def draw_prototypes(
         output = model(x_B3HW)
         for number, (image, (upright, _, view)) in enumerate(zip(batch, read_B, strict=True)):
             sample, mine = samples[image], of_image[image]
-            boxes = activation_boxes(output.of_distance(output.distance_BPHW[number, mine]), size_hw)
+            boxes = match_boxes(model, output.of_distance(output.distance_BPHW[number, mine]))
             source = shrink(seen_part(upright, view), SOURCE_SIDE)
             scale_x, scale_y = source.width / size_hw[1], source.height / size_hw[0]
             name = names[sha256[sample.path], sample.box]
             _write(run / name, jpeg(source))
             for p, box in zip(mine, boxes, strict=True):
                 label, row, column, moved = facts_P[p]
+                cell = patch_box(model, row, column)
+                box = box if model.backbone.windows is None else cell
                 prototype = Prototype(
                     id=p,
                     label=label,
@@ -81,7 +83,7 @@ def draw_prototypes(
                     sha256=sha256[sample.path],
                     row=row,
                     column=column,
-                    cell=view.to_file(cell_box(row, column, model.backbone.map_size, layer.window, size_hw)),
+                    cell=view.to_file(cell),
                     box=view.to_file(box),
                     crop_to=sample.box,
                     moved=moved,

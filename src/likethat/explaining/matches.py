@@ -12,7 +12,7 @@ from torch import Tensor
 from likethat.data.decode import Box
 from likethat.data.loaders import to_unit
 from likethat.explaining.attribution import UPSAMPLING, attribute
-from likethat.explaining.boxes import activation_boxes
+from likethat.explaining.boxes import match_boxes, whole_map
 from likethat.explaining.draw.render import in_shares
 from likethat.models.protopnet import Output
 from likethat.runs.classifier import Classifier, PreparedPicture, Prototype
@@ -26,7 +26,7 @@ class Match:
     similarity: float
     box: Box  # in pixels of the image file, as a prototype's own box
     share: Box  # the same box as shares of the picture that the network saw
-    map_HW: Tensor  # similarity of every patch; or, finer, what each part of the picture adds to the similarity
+    map_HW: Tensor  # similarity of every patch, or of the best window over each place; or what each place adds to it
     attribution: str = UPSAMPLING  # how the map was made
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,12 +70,13 @@ def find_matches(
             if not len(numbers):
                 continue
             chosen_p = numbers.to(classifier.device)
+            similarity_pHW = output.of_distance(output.distance_BPHW[number, chosen_p])
             if method == UPSAMPLING:
-                map_pHW = output.of_distance(output.distance_BPHW[number, chosen_p])
+                map_pHW = whole_map(network.backbone, similarity_pHW)
             else:
                 map_pHW = attribute(network, to_unit(pixels.to(classifier.device)), chosen_p, method)
             similarities = score_P[mine][numbers].tolist()
-            boxes, (height, width) = activation_boxes(map_pHW, view.input_hw, percentile), view.input_hw
+            boxes, (height, width) = match_boxes(network, similarity_pHW, map_pHW, percentile), view.input_hw
             for p, similarity, box, map_HW in zip(numbers.tolist(), similarities, boxes, map_pHW.cpu(), strict=True):
                 prototype, share = classifier.prototypes[start + p], in_shares(box, width, height)
                 found[start + p] = Match(prototype, similarity, view.to_file(box), share, map_HW, method)

@@ -65,6 +65,7 @@ class ScoredPicture:
     run: Path  # where the prototypes' pictures are
     verdict: Verdict | None = None  # of a run that was calibrated
     attribution: str = UPSAMPLING  # how the parts of the picture were found
+    sees_windows: bool = False  # whether each box is all that was seen for its similarity
 
     @property
     def predicted(self) -> Sheet:

@@ -1,4 +1,5 @@
-"""Proof that every prototype is the latent patch of the training image it names."""
+"""Proof that every prototype is the latent patch of the training image it names; and, for networks that see windows,
+that similarities depend on their boxes alone."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from likethat.data.decode import ImageError, read_image, to_input
 from likethat.data.loaders import to_unit
+from likethat.explaining.box_proof import MOST_CHANGE, PICTURES, BoxProof, changes_by_outside, sample_prototypes
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.runs.classifier import Classifier, Prototype
@@ -33,6 +36,7 @@ class Verification:
     images: int
     max_error: float  # largest absolute difference of any coordinate
     failures: tuple[Failure, ...]
+    boxes: BoxProof | None = None  # of networks that see windows
 
     @property
     def passed(self) -> bool:
@@ -45,9 +49,11 @@ class Verification:
 def verify(classifier: Classifier, roots: Sequence[Path], advance: Advance | None = None) -> Verification:
     """Recomputes the source patch of every prototype from the image file and compares it number by number.
 
-    `roots` has the data folder of each network.
+    `roots` has the data folder of each network. Of networks that see windows, a sample of pictures also proves that
+    nothing outside the boxes counts.
     """
     failures: list[Failure] = []
+    proofs: list[BoxProof] = []
     worst, done, images = 0.0, 0, 0
     for member, model in enumerate(classifier.networks):
         own = [prototype for prototype in classifier.prototypes if prototype.member == member]
@@ -63,7 +69,55 @@ def verify(classifier: Classifier, roots: Sequence[Path], advance: Advance | Non
             done += sum(len(group) for group in groups[start : start + BATCH])
             if advance:
                 advance(done, len(classifier.prototypes))
-    return Verification(len(classifier.prototypes), images, worst, tuple(failures))
+        if model.backbone.windows is not None:
+            step = -(-len(groups) // PICTURES)
+            proof, found = prove_boxes(model, [group[0][1] for group in groups[::step]], own, roots[member])
+            proofs.append(proof)
+            failures += found
+    boxes = BoxProof(
+        sum(proof.pictures for proof in proofs),
+        sum(proof.prototypes for proof in proofs),
+        max((proof.max_change for proof in proofs), default=0.0),
+    )
+    return Verification(len(classifier.prototypes), images, worst, tuple(failures), boxes if proofs else None)
+
+
+def prove_boxes(
+    model: ProtoPNet, sources: Sequence[Prototype], own: Sequence[Prototype], root: Path
+) -> tuple[BoxProof, list[Failure]]:
+    """Replaces everything outside the boxes of some of the network's `own` prototypes, in the training pictures of
+    `sources`, by other pictures: similarities must not change."""
+    device = next(model.parameters()).device
+    pictures = [
+        (source, read)
+        for source in sources
+        if isinstance(read := _read(root, source, model.backbone.input_size), Tensor)
+    ]
+    if not pictures:  # which is told already
+        return BoxProof(0, 0, 0.0), []
+    failures, compared, worst = [], set(), 0.0
+    x_N3HW = to_unit(torch.stack([pixels for _, pixels in pictures]).to(device))
+    for number, prototype_p in enumerate(sample_prototypes(model, len(pictures))):
+        change_p = changes_by_outside(model, x_N3HW, number, prototype_p).tolist()
+        for p, change in zip(prototype_p.tolist(), change_p, strict=True):
+            compared.add(p)
+            worst = max(worst, change)
+            if not change <= MOST_CHANGE:
+                reason = f"its similarity changes by {change:.2e} with what lies outside its box"
+                failures.append(Failure(own[p].id, pictures[number][0].path, reason))
+    return BoxProof(len(pictures), len(compared), worst), failures
+
+
+def _read(root: Path, source: Prototype, size_hw: tuple[int, int]) -> Tensor | str:
+    """What the network saw of a prototype's training picture, or why it cannot be known."""
+    try:
+        data = (root / source.path).read_bytes()
+        if hashlib.sha256(data).hexdigest() != source.sha256:
+            return "the image file has changed since training"
+        image = read_image(data, name=source.path)
+    except (OSError, ImageError) as error:
+        return f"the image file cannot be read ({getattr(error, 'strerror', None) or error})"
+    return torch.from_numpy(to_input(image, source.crop_to, size_hw)[0]).permute(2, 0, 1)
 
 
 @torch.no_grad()
@@ -74,19 +128,11 @@ def _verify_images(
     layer, device = model.prototype_layer, next(model.parameters()).device
     pixels, readable, failures = [], [], []
     for group in groups:
-        first = group[0][1]
-        try:
-            data = (root / first.path).read_bytes()
-            changed = hashlib.sha256(data).hexdigest() != first.sha256
-            reason = "the image file has changed since training" if changed else ""
-            image = read_image(data, name=first.path)
-        except (OSError, ImageError) as error:
-            reason = f"the image file cannot be read ({getattr(error, 'strerror', None) or error})"
-        if reason:
-            failures += [Failure(prototype.id, first.path, reason) for _, prototype in group]
+        read = _read(root, group[0][1], model.backbone.input_size)
+        if isinstance(read, str):
+            failures += [Failure(prototype.id, prototype.path, read) for _, prototype in group]
             continue
-        input_HW3, _ = to_input(image, first.crop_to, model.backbone.input_size)
-        pixels.append(torch.from_numpy(input_HW3).permute(2, 0, 1))
+        pixels.append(read)
         readable.append(group)
     if not pixels:
         return 0.0, failures

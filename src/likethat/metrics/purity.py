@@ -21,7 +21,7 @@ from torch import Tensor
 from likethat.inference.nearest import Search
 from likethat.metrics.figure import HIGHER, About, MetricFigure
 from likethat.metrics.part_hits import NO_PARTS
-from likethat.metrics.regions import boxes_of_maps, centres
+from likethat.metrics.regions import boxes_in, centres
 from likethat.metrics.sweep import Batch, Metric, Subject
 
 NEAREST = 10
@@ -71,7 +71,7 @@ class Purity(Metric):
         for network, search in zip(self.subject.classifier.networks, self.searches, strict=True):
             nearest = search.found()
             map_SHW = network.prototype_layer.similarity.of_distance(nearest.map_PkHW.flatten(0, 1))
-            box_Pk4 = boxes_of_maps(map_SHW, network.backbone.input_size).unflatten(0, nearest.image_Pk.shape)
+            box_Pk4 = boxes_in(network, map_SHW).unflatten(0, nearest.image_Pk.shape)
             part_PkQ4 = self.part_NQ4[nearest.image_Pk.cpu()]
             found.append(purities(trimmed(box_Pk4).cpu(), part_PkQ4, self.subject.parts.sides))
         used_P = self.subject.weight_KP.amax(0).cpu() > LEAST_WEIGHT

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from likethat.explaining.boxes import box_tensor, chunks, upsample
+from likethat.explaining.boxes import box_tensor, chunks, upsample, window_boxes
 from likethat.models.protopnet import Output, ProtoPNet, summed_logits
 
 
@@ -31,18 +31,18 @@ class Reading:
 
     def peaks(self, image_S: Tensor, prototype_S: Tensor) -> Tensor:
         """S x 2: the most active pixel of each prototype in each image (x, y)."""
-        return self._places(image_S, prototype_S, 2, peaks_of_maps)
+        return self._places(image_S, prototype_S, 2, peaks_in)
 
     def boxes(self, image_S: Tensor, prototype_S: Tensor) -> Tensor:
-        """S x 4: the paper's boxes around the most active pixels (x0, y0, x1, y1)."""
-        return self._places(image_S, prototype_S, 4, boxes_of_maps)
+        """S x 4: the boxes that explanations show (x0, y0, x1, y1)."""
+        return self._places(image_S, prototype_S, 4, boxes_in)
 
     def _places(
-        self, image_S: Tensor, prototype_S: Tensor, width: int, of_maps: Callable[[Tensor, tuple[int, int]], Tensor]
+        self, image_S: Tensor, prototype_S: Tensor, width: int, of_maps: Callable[[ProtoPNet, Tensor], Tensor]
     ) -> Tensor:
         place_S4 = self.logits_BK.new_zeros(len(image_S), width)
         for network, mine, map_SHW in self.maps(image_S, prototype_S):
-            place_S4[mine] = of_maps(map_SHW, network.backbone.input_size)
+            place_S4[mine] = of_maps(network, map_SHW)
         return place_S4
 
     def maps(self, image_S: Tensor, prototype_S: Tensor) -> Iterator[tuple[ProtoPNet, Tensor, Tensor]]:
@@ -57,6 +57,13 @@ class Reading:
             start += count
 
 
+def peaks_in(network: ProtoPNet, map_SHW: Tensor) -> Tensor:
+    """The most active pixels; the middle of the most active window, where a network sees windows."""
+    if network.backbone.windows is not None:
+        return centres(boxes_in(network, map_SHW))
+    return peaks_of_maps(map_SHW, network.backbone.input_size)
+
+
 def peaks_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
     """Centre of the largest pixel of each map, upsampled to a picture of that size; the first of equals."""
     height, width = size_hw
@@ -65,9 +72,20 @@ def peaks_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
     return torch.stack([x_S, y_S], 1)
 
 
+def boxes_in(network: ProtoPNet, map_SHW: Tensor) -> Tensor:
+    """The paper's boxes; the most active windows, where a network sees windows."""
+    if network.backbone.windows is not None:
+        return _in_shares(window_boxes(network, map_SHW), network.backbone.input_size)
+    return boxes_of_maps(map_SHW, network.backbone.input_size)
+
+
 def boxes_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    return _in_shares(box_tensor(map_SHW, size_hw), size_hw)
+
+
+def _in_shares(box_S4: Tensor, size_hw: tuple[int, int]) -> Tensor:
     height, width = size_hw
-    return box_tensor(map_SHW, size_hw) / torch.tensor([width, height, width, height], device=map_SHW.device)
+    return box_S4 / torch.tensor([width, height, width, height], device=box_S4.device)
 
 
 def centres(box: Tensor) -> Tensor:

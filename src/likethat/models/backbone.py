@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from likethat.errors import UserError
+from likethat.windows import NO_WINDOWS, Windows
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -28,11 +30,14 @@ class Backbone(nn.Module):
     net: Any
     mean: Tensor
     std: Tensor
+    windows: Windows | None = None  # that cells of the map see alone
+    takes = "pictures"
 
     def __init__(self, name: str, input_size: tuple[int, int]) -> None:
         super().__init__()
         self.name = name
         self.input_size = input_size
+        self.net_size = input_size  # of what the timm model is given
         self.net = create_timm(name, input_size)
         for head in HEAD_MODULES:
             if hasattr(self.net, head):
@@ -49,14 +54,18 @@ class Backbone(nn.Module):
         self.eval()
         try:
             with torch.no_grad():
-                feature_1CHW = self(torch.zeros(1, 3, *self.input_size))
+                feature_1CHW = self.features(torch.zeros(1, 3, *self.net_size))
         except (RuntimeError, AssertionError) as error:
-            height, width = self.input_size
-            raise UserError(f"{self.name} does not take {height}x{width} pictures: {error}") from error
+            height, width = self.net_size
+            raise UserError(f"{self.name} does not take {height}x{width} {self.takes}: {error}") from error
         self.train(training)
         return feature_1CHW.shape[1], (feature_1CHW.shape[2], feature_1CHW.shape[3])
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
+        return self.features(x_B3HW)
+
+    def features(self, x_B3HW: Tensor) -> Tensor:
+        """The timm model's own map of pictures of `net_size`."""
         if x_B3HW.device.type != "mps":
             x_B3HW = x_B3HW.contiguous(memory_format=torch.channels_last)
         return self.to_map(self.net.forward_features((x_B3HW - self.mean) / self.std))
@@ -105,9 +114,44 @@ def place(model: Module, device: torch.device) -> Module:
     return model if device.type == "mps" else model.to(memory_format=torch.channels_last)
 
 
-def create_backbone(name: str, weights: str, input_size: tuple[int, int]) -> Backbone:
+class WindowedBackbone(Backbone):
+    """Each cell of the map is what the network makes of one window of the picture, without the rest of it."""
+
+    takes = "windows, so change the size in --windows"
+
+    def __init__(self, name: str, input_size: tuple[int, int], windows: Windows) -> None:
+        super().__init__(name, (windows.size, windows.size))
+        self.windows, self.input_size, self.map_size = windows, input_size, windows.grid(input_size)
+
+    def forward(self, x_B3HW: Tensor) -> Tensor:
+        # Gradients need all windows in memory, and BatchNorm's statistics are those of all. Otherwise as many are
+        # looked at together as have the pixels of the pictures, so that a pass needs the memory of a plain one.
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._pooled(x_B3HW)
+        at_once = max(1, int(len(x_B3HW) / self.area_ratio))
+        return torch.cat([self._pooled(x_b3HW) for x_b3HW in x_B3HW.split(at_once)])
+
+    @property
+    def area_ratio(self) -> float:
+        """Pixels of all windows for one pixel of the picture."""
+        return math.prod(self.map_size) * math.prod(self.net_size) / math.prod(self.input_size)
+
+    def _pooled(self, x_B3HW: Tensor) -> Tensor:
+        assert self.windows is not None
+        size, stride = self.windows.size, self.windows.stride
+        x_B3HWyx = x_B3HW.unfold(2, size, stride).unfold(3, size, stride)
+        feature_NC = self.features(x_B3HWyx.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)).mean((2, 3))
+        return feature_NC.unflatten(0, (-1, *self.map_size)).permute(0, 3, 1, 2)
+
+
+def create_backbone(
+    name: str, weights: str, input_size: tuple[int, int], windows: tuple[int, int] = NO_WINDOWS
+) -> Backbone:
     """`weights`: 'pretrained' (ImageNet), 'none' (random), or a safetensors or weights-only .pth file."""
-    backbone = Backbone(name, input_size)
+    if windows == NO_WINDOWS:
+        backbone = Backbone(name, input_size)
+    else:
+        backbone = WindowedBackbone(name, input_size, Windows(*windows))
     if weights == "none":
         return backbone
     state = _pretrained_state(name, backbone) if weights == "pretrained" else read_state(Path(weights))
@@ -126,7 +170,7 @@ def _pretrained_state(name: str, backbone: Backbone) -> dict[str, Tensor]:
             assert [v.shape for v in state.values()] == [v.shape for v in names.values()]
             return dict(zip(names, state.values(), strict=True))
     try:
-        return dict(create_timm(name, backbone.input_size, pretrained=True).state_dict())
+        return dict(create_timm(name, backbone.net_size, pretrained=True).state_dict())
     except Exception as error:  # the hub's client raises many kinds; each means that there are no weights
         raise UserError(
             f"No pretrained weights for {name} could be had ({type(error).__name__}): connect to the internet, "

@@ -154,5 +154,5 @@ def set_latent_width(model: ProtoPNet, width: int) -> None:
 
 def create_protopnet(config: ModelConfig, prototypes_of_class: list[int], *, weights: str | None = None) -> ProtoPNet:
     """`weights` overrides the configured ones; 'none' when a state dict is loaded afterwards."""
-    backbone = create_backbone(config.backbone, weights or config.weights, config.input_size)
+    backbone = create_backbone(config.backbone, weights or config.weights, config.input_size, config.windows)
     return ProtoPNet(backbone, config, prototypes_of_class)

@@ -12,6 +12,7 @@ from torch import Tensor
 from likethat.data.decode import Box, to_input
 from likethat.data.loaders import to_unit
 from likethat.errors import UserError
+from likethat.explaining.boxes import whole_map
 from likethat.explaining.draw.heat import overlay
 from likethat.explaining.draw.render import fit, read_picture, scaled
 from likethat.explaining.draw.sheet import ACCENT, MARGIN, SCALE, SOFT, WIDTH, SheetCanvas, one_line
@@ -44,7 +45,8 @@ def class_activation(baseline: LoadedBaseline, image: Image.Image, crop_to: Box 
     logits_1HWK = baseline.model.head(baseline.model.backbone(x_13HW).permute(0, 2, 3, 1))
     logits_K = logits_1HWK.mean((0, 1, 2))
     best = int(logits_K.argmax())
-    return Attention(baseline.classes[best], float(logits_K.softmax(0)[best]), logits_1HWK[0, :, :, best].cpu())
+    map_HW = whole_map(baseline.model.backbone, logits_1HWK[..., best])[0].cpu()
+    return Attention(baseline.classes[best], float(logits_K.softmax(0)[best]), map_HW)
 
 
 def comparison_figure(

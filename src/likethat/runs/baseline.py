@@ -15,6 +15,7 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runtime import exact_arithmetic, resolve_device
+from likethat.windows import NO_WINDOWS
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def load_baseline(run: str | Path, device: str = "auto") -> LoadedBaseline:
         raise UserError(f"{run} is no baseline; name a run folder that `likethat baseline` made.")
     exact_arithmetic()
     settings = record.config.model
-    backbone = create_backbone(settings.backbone, "none", settings.input_size)
+    backbone = create_backbone(settings.backbone, "none", settings.input_size, settings.windows)
     model = BaselineClassifier(backbone, len(record.data.classes))
     layout.load_weights(run, model, "baseline")
     torch_device = resolve_device(device)
@@ -86,13 +87,14 @@ def _read_timm(baseline: BaselineClassifier, source: Path) -> None:
     with torch.no_grad():
         baseline.head.weight.copy_(weight_KC)
         baseline.head.bias.copy_(bias_K)
-    whole = create_timm(backbone.name, backbone.input_size, num_classes=classes).to(backbone.mean.device).eval()
+    whole = create_timm(backbone.name, backbone.net_size, num_classes=classes).to(backbone.mean.device).eval()
     load_state(whole, state, backbone.name, str(source))
     training = baseline.training
     baseline.eval()
     with torch.no_grad():
-        x_B3HW = torch.rand(2, 3, *backbone.input_size, generator=torch.Generator().manual_seed(0)).to(backbone.mean)
-        ours_BK, theirs_BK = baseline(x_B3HW), whole((x_B3HW - backbone.mean) / backbone.std)
+        x_B3HW = torch.rand(2, 3, *backbone.net_size, generator=torch.Generator().manual_seed(0)).to(backbone.mean)
+        ours_BK = baseline.head(backbone.features(x_B3HW).mean((2, 3)))
+        theirs_BK = whole((x_B3HW - backbone.mean) / backbone.std)
     baseline.train(training)
     if not torch.allclose(ours_BK, theirs_BK, rtol=0, atol=1e-3 * float(theirs_BK.abs().max())):
         raise UserError(
@@ -106,12 +108,15 @@ def _check_network(run: Path, asked: ModelConfig) -> None:
     found = layout.read_record(run) if is_run(run) else None
     if found is None or found.kind != layout.BASELINE:
         raise UserError(f"{run} is no baseline; name a run folder that `likethat baseline` made, or a file of weights.")
-    if (found.config.model.backbone, found.config.model.input_size) != (asked.backbone, asked.input_size):
-        name, (height, width) = found.config.model.backbone, found.config.model.input_size
+    has, (height, width) = found.config.model, found.config.model.input_size
+    if (has.backbone, has.input_size) != (asked.backbone, asked.input_size):
         raise UserError(
-            f"The baseline in {run} is a {name} for {height}x{width} pictures; pass --backbone {name} "
+            f"The baseline in {run} is a {has.backbone} for {height}x{width} pictures; pass --backbone {has.backbone} "
             f"--input-size {height}x{width}."
         )
+    if has.windows != asked.windows:
+        used = "none" if has.windows == NO_WINDOWS else "{},{}".format(*has.windows)
+        raise UserError(f"The baseline in {run} was trained with --windows {used}; pass the same.")
 
 
 def _check_images(run: Path, record: layout.RunRecord) -> None:

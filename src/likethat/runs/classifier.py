@@ -100,6 +100,11 @@ class Classifier:
         return [member for member in self.members if isinstance(member, ProtoPNet)]
 
     @property
+    def sees_windows(self) -> bool:
+        """Whether each box is all that was seen for its similarity."""
+        return all(member.backbone.windows is not None for member in self.networks)
+
+    @property
     def weight_KP(self) -> Tensor:
         """The connection of every prototype to every class, over all members."""
         return torch.cat([member.last_layer.weight.detach() for member in self.networks], 1)

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
 from likethat.explaining.attribution import TITLES, UPSAMPLING, check_method
-from likethat.explaining.boxes import PERCENTILE
+from likethat.explaining.boxes import PERCENTILE, SEEN_ALONE
 from likethat.explaining.draw.heat import colour_table
 from likethat.explaining.draw.page import render_explanation
 from likethat.explaining.draw.render import png
@@ -133,6 +133,7 @@ def run_document(server: Server) -> dict[str, Any]:
         "prototypes": len(classifier.prototypes),
         "limits": {"bytes": limits.file_bytes, "files": limits.files, "minutes": limits.kept_seconds / 60},
         "attributions": TITLES,
+        "seen_alone": SEEN_ALONE if classifier.sees_windows else None,
         "colours": [f"#{bytes(rgb).hex()}" for rgb in colour_table()[::15].tolist()],
         "edit_token": server.edit_token,
     }

@@ -116,7 +116,9 @@ def describe(classifier: Classifier) -> dict[str, Any]:
             "mean": network.backbone.mean.flatten().tolist(),  # subtracted and divided by inside the model
             "std": network.backbone.std.flatten().tolist(),
         },
-        "percentile": PERCENTILE,
+        "percentile": PERCENTILE,  # of the boxes around the most active pixels of a map
+        # Size and stride in pixels, where a cell of a map has seen one window of the picture: that is its box.
+        "windows": None if (windows := network.backbone.windows) is None else [windows.size, windows.stride],
         "connections": weights,  # of each class: prototype and weight, where it is not zero
         "prototypes": [
             {

@@ -11,6 +11,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from likethat import __version__
 from likethat.explaining.attribution import TITLES
+from likethat.explaining.boxes import SEEN_ALONE
 from likethat.explaining.draw.pictures import Pictures
 from likethat.explaining.scoring import ScoredPicture
 from likethat.runs.atomic_files import atomic_path
@@ -29,7 +30,7 @@ def _environment(packages: tuple[str, ...]) -> Environment:
     )
     environment.filters["signed"] = lambda value, form=".2f": format(value, form).replace("-", "−")
     environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
-    environment.globals.update(most_rows=MOST_ROWS, attributions=TITLES, version=__version__)
+    environment.globals.update(most_rows=MOST_ROWS, attributions=TITLES, seen_alone=SEEN_ALONE, version=__version__)
     return environment
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from PIL import Image, ImageDraw, ImageFont
 
 from likethat.explaining.attribution import TITLES
+from likethat.explaining.boxes import SEEN_ALONE
 from likethat.explaining.draw.heat import overlay
 from likethat.explaining.draw.render import draw_box, fit, in_shares, read_picture, scaled
 from likethat.explaining.matches import Match
@@ -99,6 +100,8 @@ def _draw_head(canvas: SheetCanvas, explanation: ScoredPicture) -> None:
     if explanation.verdict:
         colour = DOUBT if explanation.verdict.abstains else INK
         canvas.text(x, 176, one_line(explanation.verdict.sentence(), room, 12), 12, colour)
+    if explanation.sees_windows:
+        canvas.text(x, 194, SEEN_ALONE, 12, SOFT)
 
 
 def _height(sheet: Sheet) -> int:

@@ -136,7 +136,8 @@ class View {
       make("div", { class: "two-up" },
         make("figure", {}, this.own.node, this.caption),
         make("figure", {}, this.source.node, this.sourceCaption)),
-      make("div", { class: "viewer-tools" }, modes, this.methods(), this.slider),
+      make("div", { class: "viewer-tools" }, modes, this.methods(), !this.page.run.seen_alone && this.slider),
+      this.page.run.seen_alone ? make("p", { class: "soft small" }, this.page.run.seen_alone) : "",
       this.ranking());
   }
 

@@ -15,8 +15,8 @@ from likethat.data.dataset import DataSet, Sample
 from likethat.data.decode import Box, read_image, to_input
 from likethat.data.folder_kinds import is_run
 from likethat.errors import UserError
-from likethat.explaining.boxes import cell_box
-from likethat.explaining.draw.render import seen_part, shrink
+from likethat.explaining.boxes import patch_box
+from likethat.explaining.draw.render import in_shares, seen_part, shrink
 from likethat.explaining.gallery import SOURCE_SIDE
 from likethat.metrics.accuracy import logits_of
 from likethat.progress import Display
@@ -148,11 +148,11 @@ class Editor:
 
     def picture(self, candidate: Candidate) -> tuple[Image, Box]:
         """What the network saw of the candidate's picture, and the candidate's place in shares of it."""
-        sample, backbone = self.sample(candidate), self.original.networks[0].backbone
+        sample, network, patch = self.sample(candidate), self.original.networks[0], candidate.patch
         upright = read_image(self.dataset.root / sample.path)
         _, view = to_input(upright, sample.box, (1, 1))
-        window, patch = self.original.networks[0].prototype_layer.window, candidate.patch
-        share = cell_box(patch.row, patch.column, backbone.map_size, window, (1, 1))
+        height, width = network.backbone.input_size
+        share = in_shares(patch_box(network, patch.row, patch.column), width, height)
         return shrink(seen_part(upright, view), SOURCE_SIDE), share
 
     def replace(self, prototype: int, candidate: Candidate, *, why: str = "", who: str | None = None) -> Edit:
