@@ -43,6 +43,10 @@ class ModelConfig:
         "else",
         words={"none": NO_WINDOWS},
     )
+    fine_map: bool = _option(
+        True, "the network's last stride of 2 becomes 1: a map of twice as many rows and columns, whose cells see less"
+    )
+    centred: bool = _option(True, "draw maps and boxes where cells look, which strides may shift by half a cell")
     add_on: str = _option("linear", "layers between backbone and prototypes", ("regular", "bottleneck", "linear"))
     latent_width: int = _option(
         512,
@@ -50,7 +54,7 @@ class ModelConfig:
         "cross-validation",
         words={"auto": AUTO_WIDTH},
     )
-    prototypes_per_class: int = _option(10, "prototypes of each class")
+    prototypes_per_class: int = _option(6, "prototypes of each class")
     prototype_shape: tuple[int, int] = _option((1, 1), "height and width of a prototype in the latent map")
     similarity: str = _option("cosine", "function of the distance that scores a patch", ("log", "linear", "cosine"))
 
@@ -65,6 +69,7 @@ class AugmentConfig:
     compose: bool = _option(True, "warp each view in all these ways together instead of in one of them")
     zoom: float = _option(0.7, "smallest share of the sides that a view shows; 1 shows the whole picture")
     jitter: float = _option(0.3, "largest relative change of brightness, contrast and saturation")
+    noise: float = _option(0.05, "largest standard deviation of a view's noise, of pixels from 0 to 1")
     erase: float = _option(0.25, "chance of a gray hole in a view")
     cutmix: float = _option(1.0, "chance, in joint training, that a piece of another picture covers part of a view")
 
@@ -82,9 +87,6 @@ class TrainConfig:
     joint_epochs: tuple[int, ...] = _option(
         (50,), "epochs of joint training before each projection, one number a cycle"
     )
-    candidate_share: float = _option(
-        0.2, "share of an image's patches, those that speak most for its class, that may become prototypes"
-    )
     batch_norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
     tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
     baseline_lr: float = _option(2e-4, "learning rate of the backbone in the baseline stage")
@@ -99,6 +101,10 @@ class TrainConfig:
     distillation: float = _option(0.5, "share of the cross entropy taken against the baseline's probabilities")
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
+    locality: float = _option(
+        1.0, "weight of the locality cost: patches that show the same pixels are alike, whatever lies around them"
+    )
+    place: float = _option(1.0, "weight of the place cost: prototypes are found on the part that they were cut from")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
     ridge: float = _option(1e-4, "pull of the last layer to 1 for own classes, 0 for others; makes the optimum exist")
     last_layer_views: int = _option(4, "views of every training image that the last layer learns from")
@@ -111,14 +117,21 @@ class TrainConfig:
 
 
 # Options with a default that changes training, which runs of earlier versions lack: what those were trained with.
-DEFAULTS_OF_OLDER_RUNS = {"cutmix": 0.0, "last_layer_views": 1}
+DEFAULTS_OF_OLDER_RUNS = {
+    "fine_map": False,
+    "centred": False,
+    "noise": 0.0,
+    "locality": 0.0,
+    "place": 0.0,
+    "cutmix": 0.0,
+    "last_layer_views": 1,
+}
 
 # Options by the names that they have in the configurations of older runs.
 RENAMED_OPTIONS = {
     "classifier_epochs": "baseline_epochs",
     "from_classifier": "from_baseline",
     "classifier_lr": "baseline_lr",
-    "telling": "candidate_share",
     "norm_images": "batch_norm_images",
 }
 
@@ -143,10 +156,15 @@ def paper(backbone: str) -> Config:
         preset="paper",
         model=ModelConfig(
             add_on="regular",
+            fine_map=False,
+            centred=False,
             latent_width=256 if backbone.split(".")[0] == "resnet34" else 128,
+            prototypes_per_class=10,
             similarity="log",
         ),
-        augment=AugmentConfig(skew=0.2, distortion=0.0, compose=False, zoom=1.0, jitter=0.0, erase=0.0, cutmix=0.0),
+        augment=AugmentConfig(
+            skew=0.2, distortion=0.0, compose=False, zoom=1.0, jitter=0.0, noise=0.0, erase=0.0, cutmix=0.0
+        ),
         train=TrainConfig(
             views=30,
             baseline_epochs=0,
@@ -164,6 +182,8 @@ def paper(backbone: str) -> Config:
             distillation=0.0,
             cluster=0.8,
             separation=0.08,
+            locality=0.0,
+            place=0.0,
             l1=1e-4,
         ),
     )
@@ -240,7 +260,17 @@ def _check(config: Config) -> None:
         *[
             (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
             for name in (
-                *("baseline_lr", "head_lr", "backbone_lr", "add_on_lr", "prototype_lr", "weight_decay", "l1"),
+                *(
+                    "baseline_lr",
+                    "head_lr",
+                    "backbone_lr",
+                    "add_on_lr",
+                    "prototype_lr",
+                    "weight_decay",
+                    "l1",
+                    "locality",
+                    "place",
+                ),
                 *("baseline_epochs", "warm_epochs", "lr_step"),
             )
         ],
@@ -248,7 +278,6 @@ def _check(config: Config) -> None:
         (config.train.views >= 1, "--views must be at least 1"),
         (config.train.last_layer_views >= 1, "--last-layer-views must be at least 1"),
         (not config.train.tie or config.train.has_baseline, "--tie needs --baseline-epochs above 0"),
-        (0 < config.train.candidate_share <= 1, "--candidate-share must lie between 0 and 1"),
         (
             not config.train.has_baseline or config.model.add_on == "linear",
             "prototypes of a baseline (--baseline-epochs, --from-baseline) need --add-on linear",

@@ -7,34 +7,52 @@ from functools import lru_cache
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.data.decode import Box
 from likethat.errors import UserError
 from likethat.models.backbone import Backbone
 from likethat.models.protopnet import ProtoPNet
+from likethat.windows import Windows
 
 Place = TypeVar("Place", int, Tensor)
 
 PERCENTILE = 95.0  # the paper's
 CHUNK_PIXELS = 16_000_000  # upsampled at a time: 64 MB
+FINER = 4  # places for a cell of a map that is drawn where its cells look, each way
 PLACES = 56  # rows and columns of a map of windows, at most
 SEEN_ALONE = "The box is all that the model has seen: nothing outside it can change the similarity."
 ROUNDING = 4e-6  # of a map's range: pixels closer than this to the threshold are equal to it
 
 
 @lru_cache(maxsize=64)
-def _bicubic_matrix(size: int, cells: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """size x cells; bicubic interpolation of a line is a product with it, and that of a map with two of them."""
-    matrix = F.interpolate(torch.eye(cells)[None, None], (size, cells), mode="bicubic", align_corners=False)[0, 0]
+def _bicubic_matrix(size: int, cells: int, offset: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """size x cells; bicubic interpolation of a line is a product with it, and that of a map with two of them. The line
+    is moved on by `offset` cells, and goes on beyond its ends as it ends."""
+    place_n = (torch.arange(size, dtype=torch.double) + 0.5) * cells / size - 0.5 - offset
+    matrix = torch.zeros(size, cells, dtype=torch.double)
+    for tap in range(-1, 3):
+        cell_n = place_n.floor() + tap
+        weight_n = _cubic((place_n - cell_n).abs())
+        matrix.scatter_add_(1, cell_n.clamp(0, cells - 1).long()[:, None], weight_n[:, None])
     return matrix.to(device, dtype)
 
 
-def upsample(map_PHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Bicubic, as F.interpolate(align_corners=False) and OpenCV's INTER_CUBIC do it, but many times faster."""
-    (height, width), kind = map_PHW.shape[1:], (map_PHW.device, map_PHW.dtype)
-    return _bicubic_matrix(size_hw[0], height, *kind) @ map_PHW @ _bicubic_matrix(size_hw[1], width, *kind).T
+def _cubic(x: Tensor, a: float = -0.75) -> Tensor:
+    """Keys' kernel, with the slope that PyTorch and OpenCV give it."""
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    return torch.where(x <= 1, near, torch.where(x < 2, ((a * x - 5 * a) * x + 8 * a) * x - 4 * a, 0.0))
+
+
+def upsample(map_PHW: Tensor, size_hw: tuple[int, int], offset: tuple[float, float] = (0.0, 0.0)) -> Tensor:
+    """Bicubic, as F.interpolate(align_corners=False) and OpenCV's INTER_CUBIC do it, but many times faster; moved down
+    and to the right by `offset` cells."""
+    kind = map_PHW.device, map_PHW.dtype
+    along_y, along_x = (
+        _bicubic_matrix(size, cells, moved, *kind)
+        for size, cells, moved in zip(size_hw, map_PHW.shape[1:], offset, strict=True)
+    )
+    return along_y @ map_PHW @ along_x.T
 
 
 def check_percentile(percentile: float) -> None:
@@ -50,7 +68,8 @@ def match_boxes(
     check_percentile(percentile)
     if model.backbone.windows is not None:
         return _as_boxes(window_boxes(model, similarity_PHW))
-    return activation_boxes(similarity_PHW if map_PHW is None else map_PHW, model.backbone.input_size, percentile)
+    drawn_PHW = whole_map(model.backbone, similarity_PHW) if map_PHW is None else map_PHW
+    return activation_boxes(drawn_PHW, model.backbone.input_size, percentile)
 
 
 def activation_boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float = PERCENTILE) -> list[Box]:
@@ -125,10 +144,18 @@ def _window_box(model: ProtoPNet, row: Place, column: Place) -> tuple[Place, Pla
 
 
 def whole_map(backbone: Backbone, map_PHW: Tensor) -> Tensor:
-    """The map as it lies in the picture. Of the windows over a place, the one with the largest value counts."""
-    windows = backbone.windows
-    if windows is None:
+    """The map as it lies in the picture: where its cells look; or, of the windows over a place, the one
+    with the largest value."""
+    if backbone.windows is not None:
+        return _best_window(backbone, backbone.windows, map_PHW)
+    if backbone.offset == (0.0, 0.0):
         return map_PHW
+    rows, columns = map_PHW.shape[1:]
+    return upsample(map_PHW, (FINER * rows, FINER * columns), backbone.offset)
+
+
+def _best_window(backbone: Backbone, windows: Windows, map_PHW: Tensor) -> Tensor:
+    """The largest value of the windows over each place."""
     for axis, side in zip((1, 2), backbone.input_size, strict=True):
         cells = map_PHW.shape[axis]
         extent = side - (cells - 1) * windows.stride  # of a patch, which may have several windows

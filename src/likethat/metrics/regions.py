@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from likethat.explaining.boxes import box_tensor, chunks, upsample, window_boxes
+from likethat.explaining.boxes import box_tensor, chunks, upsample, whole_map, window_boxes
 from likethat.models.protopnet import Output, ProtoPNet, summed_logits
 
 
@@ -61,7 +61,7 @@ def peaks_in(network: ProtoPNet, map_SHW: Tensor) -> Tensor:
     """The most active pixels; the middle of the most active window, where a network sees windows."""
     if network.backbone.windows is not None:
         return centres(boxes_in(network, map_SHW))
-    return peaks_of_maps(map_SHW, network.backbone.input_size)
+    return peaks_of_maps(whole_map(network.backbone, map_SHW), network.backbone.input_size)
 
 
 def peaks_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
@@ -76,7 +76,7 @@ def boxes_in(network: ProtoPNet, map_SHW: Tensor) -> Tensor:
     """The paper's boxes; the most active windows, where a network sees windows."""
     if network.backbone.windows is not None:
         return _in_shares(window_boxes(network, map_SHW), network.backbone.input_size)
-    return boxes_of_maps(map_SHW, network.backbone.input_size)
+    return boxes_of_maps(whole_map(network.backbone, map_SHW), network.backbone.input_size)
 
 
 def boxes_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,9 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from likethat.config import ModelConfig
 from likethat.errors import UserError
+from likethat.models.fine_map import looking_offset, refine_map
 from likethat.windows import NO_WINDOWS, Windows
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -32,13 +35,17 @@ class Backbone(nn.Module):
     std: Tensor
     windows: Windows | None = None  # that cells of the map see alone
     takes = "pictures"
+    centred = False  # whether maps are drawn where cells look
 
-    def __init__(self, name: str, input_size: tuple[int, int]) -> None:
+    def __init__(self, name: str, input_size: tuple[int, int], *, fine_map: bool = False) -> None:
         super().__init__()
         self.name = name
         self.input_size = input_size
         self.net_size = input_size  # of what the timm model is given
         self.net = create_timm(name, input_size)
+        self.fine_map = fine_map
+        if fine_map:
+            refine_map(self.net, input_size)
         for head in HEAD_MODULES:
             if hasattr(self.net, head):
                 setattr(self.net, head, nn.Identity())
@@ -70,6 +77,13 @@ class Backbone(nn.Module):
             x_B3HW = x_B3HW.contiguous(memory_format=torch.channels_last)
         return self.to_map(self.net.forward_features((x_B3HW - self.mean) / self.std))
 
+    @property
+    def offset(self) -> tuple[float, float]:
+        """How far below and to the right of where maps are drawn cells look, in cells; 0 where that is left so."""
+        if not self.centred or self.windows is not None:
+            return 0.0, 0.0
+        return _offset_of(self.name, self.input_size, self.fine_map)
+
     def to_map(self, feature: Tensor) -> Tensor:
         """Brings tokens (ViT) and channels-last maps (Swin) into BCHW."""
         if not isinstance(feature, Tensor) or feature.ndim not in (3, 4):
@@ -87,6 +101,12 @@ class Backbone(nn.Module):
         if grid is None or grid[0] * grid[1] != tokens:
             raise UserError(f"{self.name} does not say how its tokens lie in the picture; choose another timm model.")
         return int(grid[0]), int(grid[1])
+
+
+@cache
+def _offset_of(name: str, input_size: tuple[int, int], fine_map: bool) -> tuple[float, float]:
+    """Measure it on random weights: it is a matter of the layers."""
+    return looking_offset(Backbone(name, input_size, fine_map=fine_map).eval(), input_size)
 
 
 def create_timm(name: str, input_size: tuple[int, int], *, num_classes: int = 0, pretrained: bool = False) -> nn.Module:
@@ -119,8 +139,8 @@ class WindowedBackbone(Backbone):
 
     takes = "windows, so change the size in --windows"
 
-    def __init__(self, name: str, input_size: tuple[int, int], windows: Windows) -> None:
-        super().__init__(name, (windows.size, windows.size))
+    def __init__(self, name: str, input_size: tuple[int, int], windows: Windows, *, fine_map: bool = False) -> None:
+        super().__init__(name, (windows.size, windows.size), fine_map=fine_map)
         self.windows, self.input_size, self.map_size = windows, input_size, windows.grid(input_size)
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
@@ -144,14 +164,28 @@ class WindowedBackbone(Backbone):
         return feature_NC.unflatten(0, (-1, *self.map_size)).permute(0, 3, 1, 2)
 
 
+def configured_backbone(config: ModelConfig, weights: str) -> Backbone:
+    """Return the backbone that a configuration asks for, with these weights."""
+    return create_backbone(
+        config.backbone, weights, config.input_size, config.windows, fine_map=config.fine_map, centred=config.centred
+    )
+
+
 def create_backbone(
-    name: str, weights: str, input_size: tuple[int, int], windows: tuple[int, int] = NO_WINDOWS
+    name: str,
+    weights: str,
+    input_size: tuple[int, int],
+    windows: tuple[int, int] = NO_WINDOWS,
+    *,
+    fine_map: bool = False,
+    centred: bool = False,
 ) -> Backbone:
     """`weights`: 'pretrained' (ImageNet), 'none' (random), or a safetensors or weights-only .pth file."""
     if windows == NO_WINDOWS:
-        backbone = Backbone(name, input_size)
+        backbone = Backbone(name, input_size, fine_map=fine_map)
     else:
-        backbone = WindowedBackbone(name, input_size, Windows(*windows))
+        backbone = WindowedBackbone(name, input_size, Windows(*windows), fine_map=fine_map)
+    backbone.centred = centred
     if weights == "none":
         return backbone
     state = _pretrained_state(name, backbone) if weights == "pretrained" else read_state(Path(weights))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from likethat.config import ModelConfig
-from likethat.models.backbone import Backbone, create_backbone
+from likethat.models.backbone import Backbone, configured_backbone
 from likethat.models.protopnet import create_layers
 
 
@@ -26,7 +26,7 @@ class BaselineClassifier(nn.Module):
 
 def create_baseline(config: ModelConfig, classes: int) -> BaselineClassifier:
     """Return a baseline with the random weights that it would have on the backbone of a ProtoPNet."""
-    backbone = create_backbone(config.backbone, config.weights, config.input_size, config.windows)
+    backbone = configured_backbone(config, config.weights)
     # Training a ProtoPNet draws these before the baseline's head. They are dropped.
     create_layers(config, backbone.channels, [config.prototypes_per_class] * classes)
     return BaselineClassifier(backbone, classes)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from likethat.config import AUTO_WIDTH, ModelConfig
 from likethat.errors import UserError
-from likethat.models.backbone import Backbone, create_backbone
+from likethat.models.backbone import Backbone, configured_backbone
 from likethat.models.prototypes import DistanceMaps, PrototypeLayer
 
 OWN_WEIGHT, OTHER_WEIGHT = 1.0, -0.5  # first connections of a prototype, as published
@@ -154,5 +154,5 @@ def set_latent_width(model: ProtoPNet, width: int) -> None:
 
 def create_protopnet(config: ModelConfig, prototypes_of_class: list[int], *, weights: str | None = None) -> ProtoPNet:
     """`weights` overrides the configured ones; 'none' when a state dict is loaded afterwards."""
-    backbone = create_backbone(config.backbone, weights or config.weights, config.input_size, config.windows)
+    backbone = configured_backbone(config, weights or config.weights)
     return ProtoPNet(backbone, config, prototypes_of_class)

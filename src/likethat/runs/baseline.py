@@ -10,8 +10,9 @@ import torch
 from likethat.config import ModelConfig
 from likethat.data.folder_kinds import is_run
 from likethat.errors import UserError
-from likethat.models.backbone import create_backbone, create_timm, load_state, place, read_state
+from likethat.models.backbone import configured_backbone, create_timm, load_state, place, read_state
 from likethat.models.baseline import BaselineClassifier
+from likethat.models.fine_map import refine_map
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runtime import exact_arithmetic, resolve_device
@@ -33,8 +34,7 @@ def load_baseline(run: str | Path, device: str = "auto") -> LoadedBaseline:
     if record.kind != layout.BASELINE:
         raise UserError(f"{run} is no baseline; name a run folder that `likethat baseline` made.")
     exact_arithmetic()
-    settings = record.config.model
-    backbone = create_backbone(settings.backbone, "none", settings.input_size, settings.windows)
+    backbone = configured_backbone(record.config.model, "none")
     model = BaselineClassifier(backbone, len(record.data.classes))
     layout.load_weights(run, model, "baseline")
     torch_device = resolve_device(device)
@@ -87,7 +87,10 @@ def _read_timm(baseline: BaselineClassifier, source: Path) -> None:
     with torch.no_grad():
         baseline.head.weight.copy_(weight_KC)
         baseline.head.bias.copy_(bias_K)
-    whole = create_timm(backbone.name, backbone.net_size, num_classes=classes).to(backbone.mean.device).eval()
+    whole = create_timm(backbone.name, backbone.net_size, num_classes=classes)
+    if backbone.fine_map:
+        refine_map(whole, backbone.net_size)
+    whole = whole.to(backbone.mean.device).eval()
     load_state(whole, state, backbone.name, str(source))
     training = baseline.training
     baseline.eval()

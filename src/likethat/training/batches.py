@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from likethat.config import AugmentConfig
-from likethat.data.augment import Views, draw_views, of_shown, show, shown_shares
+from likethat.data.augment import Views, draw_views, in_piece, looked_at, of_shown, same_pixels, show, shown_shares
 from likethat.data.loaders import Images, to_unit
 from likethat.distributed import own_shard, world_size
 from likethat.runtime import send
 
-# Pictures, and for the V images that each of them shows: labels, shares of the picture, and numbers.
-Shown = tuple[Tensor, ...]
+RADIUS = float(os.environ.get("LT_RADIUS", 24 / 112))  # of a part around its place, where a picture goes from -1 to 1
+MARGIN = float(os.environ.get("LT_MARGIN", 1))
+
+
+class Shown(NamedTuple):
+    """What a step learns from: pictures, and what is known of the V training images that each shows."""
+
+    x_B3HW: Tensor
+    label_BV: Tensor
+    share_BV: Tensor  # of the picture
+    image_BV: Tensor  # their numbers
+    same_BHW: Tensor  # cells of the map that show the same pixels as in the picture before
+    part_BVmHW: Tensor  # cells that show the m-th part of the image
+
+
+@dataclass(frozen=True)
+class CellGrid:
+    """The cells of a map: how many, and how far below and to the right of their places they look."""
+
+    size_hw: tuple[int, int]
+    offset: tuple[float, float] = (0.0, 0.0)
+
+    def places(self, cell: Tensor) -> Tensor:
+        """Return where cells, numbered row by row, look in a picture that goes from -1 to 1: ... x 2 (x, y)."""
+        rows, columns = self.size_hw
+        y = (2 * (cell // columns) + 1 + 2 * self.offset[0]) / rows - 1
+        x = (2 * (cell % columns) + 1 + 2 * self.offset[1]) / columns - 1
+        return torch.stack([x, y], -1)
 
 
 @dataclass(frozen=True)
@@ -23,6 +51,8 @@ class FreshViews:
 
     images: Images
     config: AugmentConfig
+    cells: CellGrid
+    place_Nm2: Tensor | None = None  # of the parts in each image, NaN where it does not show one
 
     @property
     def device(self) -> torch.device:
@@ -41,12 +71,28 @@ class FreshViews:
             own_b = torch.arange(part.start - 1, part.stop) % len(index_B)
             index_B, views = index_B[own_b], views[own_b]
         views = views.to(self.device)
-        return [*self.images.raw_batch(index_B), send(index_B, self.device), *vars(views).values()]
+        image_B = send(index_B, self.device)
+        place_Bm2 = (
+            torch.zeros(len(image_B), 0, 2, device=self.device) if self.place_Nm2 is None else self.place_Nm2[image_B]
+        )
+        return [*self.images.raw_batch(index_B), image_B, place_Bm2, *vars(views).values()]
 
     def show(self, *gathered: Tensor) -> Shown:
         """Return the views of what was gathered."""
-        pixel_BHW3, label_B, image_B, *drawn = gathered
+        pixel_BHW3, label_B, image_B, place_Bm2, *drawn = gathered
         views = Views(*drawn)
         x_B3HW = show(to_unit(pixel_BHW3.permute(0, 3, 1, 2)), views)
-        shown = (x_B3HW, of_shown(label_B, views), shown_shares(views), of_shown(image_B, views))
-        return shown if world_size() == 1 else tuple(value[1:] for value in shown)
+        if self.config.noise:
+            level_B111 = self.config.noise * torch.rand(len(x_B3HW), 1, 1, 1, device=self.device)
+            x_B3HW = x_B3HW + level_B111 * torch.randn_like(x_B3HW)
+        same_BHW = same_pixels(views.piece_B4, self.cells.size_hw, self.cells.offset, MARGIN)
+        known = (of_shown(label_B, views), shown_shares(views), of_shown(image_B, views))
+        shown = Shown(x_B3HW, *known, same_BHW, self._parts(place_Bm2, views))
+        return shown if world_size() == 1 else Shown(*(value[1:] for value in shown))
+
+    def _parts(self, place_Bm2: Tensor, views: Views) -> Tensor:
+        """Return which cells show each part of the image and of the one that a piece is of: B, V, m, H, W."""
+        grid = self.cells.size_hw, self.cells.offset
+        away_BmHW2 = (looked_at(views, *grid)[:, None] - place_Bm2[:, :, None, None]).abs()
+        near_BmHW, piece_B1HW = (away_BmHW2 <= RADIUS).all(-1), in_piece(views, *grid)[:, None]
+        return torch.stack([near_BmHW & ~piece_B1HW, near_BmHW.roll(1, 0) & piece_B1HW], 1)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.inference.latents import Latents, score_latents
 from likethat.inference.source_image import cut_elsewhere
 from likethat.models.protopnet import ProtoPNet
-from likethat.training.choose import spread_choice
 
+ROUNDS = 15  # of k-means
 NEAR, SPREAD = 16, 48  # patches looked at: those most like the old prototype, and some spread over the class
 
 
@@ -88,7 +89,7 @@ def _tell_apart(
     class_c = torch.full_like(pick_c, label)
     score_Nc = score_latents(model.prototype_layer.with_prototypes(vector_cD, class_c), latents)
     source_c = image_n[pick_c // (model.patch_grid[0] * model.patch_grid[1])]
-    member_NK = torch.nn.functional.one_hot(latents.label_N, model.num_classes).to(score_Nc)
+    member_NK = F.one_hot(latents.label_N, model.num_classes).to(score_Nc)
     image_N1 = torch.arange(len(score_Nc), device=score_Nc.device)[:, None]
     counted_Nc = cut_elsewhere(image_N1, source_c).to(score_Nc)
     mean_Kc = member_NK.T @ (score_Nc * counted_Nc) / (member_NK.T @ counted_Nc).clamp(min=1)
@@ -96,3 +97,23 @@ def _tell_apart(
     mean_Kc[label] = -float("inf")
     other_c, other_label_c = mean_Kc.max(0)
     return own_c, other_c, other_label_c
+
+
+def spread_choice(candidate_SD: Tensor, evidence_S: Tensor, count: int) -> Tensor:
+    """`count` different candidates, one near each centre of a k-means that starts at the strongest evidence and then
+    at whatever lies farthest from the centres so far."""
+    start = [int(evidence_S.argmax())]
+    distance_S = (candidate_SD - candidate_SD[start[0]]).square().sum(1)
+    for _ in range(count - 1):
+        start.append(int(distance_S.argmax()))
+        distance_S = torch.minimum(distance_S, (candidate_SD - candidate_SD[start[-1]]).square().sum(1))
+    centre_mD = candidate_SD[start]
+    for _ in range(ROUNDS):
+        nearest_Sm = F.one_hot(torch.cdist(candidate_SD, centre_mD).argmin(1), count).to(candidate_SD)
+        centre_mD = (nearest_Sm.T @ candidate_SD) / nearest_Sm.sum(0).clamp(min=1)[:, None]
+    distance_mS = torch.cdist(centre_mD, candidate_SD)
+    taken: list[int] = []
+    for number in range(count):
+        taken.append(int(distance_mS[number].argmin()))
+        distance_mS[:, taken[-1]] = float("inf")
+    return torch.tensor(taken, device=candidate_SD.device)

@@ -1,9 +1,9 @@
-"""Prototypes read off a fine-tuned baseline: the patches that speak most for their class, before any is trained."""
+"""Prototypes read off a fine-tuned baseline: of every class, the patches that show the parts of what pictures show."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,92 +11,70 @@ from torch import Tensor, nn
 
 from likethat.data.loaders import Images
 from likethat.distributed import all_reduce_sum, gather_rows, own_shard
-from likethat.inference.feature_maps import FeatureMaps, features_of, own_features_of
+from likethat.inference.feature_maps import FeatureMaps, features_of, keep_feature_maps, own_features_of
 from likethat.inference.passes import EVAL_BATCH, groups_within, scores_by
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores, reset_last_layer
 from likethat.progress import Advance
 from likethat.runtime import send
+from likethat.training.parts import Parts, find_parts
 from likethat.training.project import Projection
 
-ROUNDS = 15  # of k-means
-MOST_BYTES = 2**29  # of candidates in memory at a time
+SAMPLES = 2**15  # patches that kinds of patches are told apart by, at most
+MOST_BYTES = 2**29  # of feature maps or patches in memory at a time
 SMOOTHING = 0.1  # of the labels that the scale is fitted to
 SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
 
 
-@dataclass(frozen=True)
-class CandidatePatches:
-    """The patches of every training image that speak most for its class, and moments of all features."""
-
-    place_Nt: Tensor  # in the map, row by row
-    evidence_Nt: Tensor
-    feature_NtC: Tensor | None  # None where they would take more than MOST_BYTES
-    mean_C: Tensor
-    covariance_CC: Tensor
-
-
 @torch.no_grad()
 def start_from_baseline(
-    model: ProtoPNet,
-    baseline: BaselineClassifier,
-    images: Images | FeatureMaps,
-    share: float,
-    advance: Advance | None = None,
-) -> Projection:
+    model: ProtoPNet, baseline: BaselineClassifier, images: Images | FeatureMaps, advance: Advance | None = None
+) -> tuple[Projection, Parts]:
     """Sets add-on, prototypes and last layer from `baseline`, whose backbone the model shares.
 
-    `share` of each image's patches may become prototypes. Returns where the prototypes come from, as a projection does.
+    Returns where the prototypes come from, as a projection does, and the parts that they show: the m-th prototype of
+    every class shows the m-th part.
     """
-    found = find_candidate_patches(baseline.eval(), images, candidate_count(model, images, share), advance)
-    set_add_on(model, found.mean_C, found.covariance_CC)
-    layer = model.eval().prototype_layer
-    image_P = torch.zeros_like(layer.class_P)
-    place_P = torch.zeros_like(layer.class_P)
+    baseline.eval()
+    model.eval()
+    height, width = model.patch_grid
+    if isinstance(images, Images) and 4 * len(images) * height * width * baseline.backbone.channels <= MOST_BYTES:
+        everything = torch.arange(len(images), device=images.device)
+        images = keep_feature_maps(baseline.backbone, images, everything)
+    sample_SC, mean_C, covariance_CC = sample_features(baseline, images, advance)
+    set_add_on(model, mean_C, covariance_CC)
+    layer = model.prototype_layer
+    sample_SD = layer.patches(model.add_on(sample_SC[:, :, None, None]))[:, :, 0, 0]
+    count_K = model.own_KP.sum(1)
+    parts = find_parts(model, images, sample_SD, int(count_K.max()), advance)
+    image_P, place_P = torch.zeros_like(layer.class_P), torch.zeros_like(layer.class_P)
     vector_PD = torch.zeros_like(layer.vectors())
-    place_T, evidence_T = found.place_Nt.flatten(), found.evidence_Nt.flatten()
-    for label, candidate_S, patch_SD in candidates_by_class(model, images, found, advance):
+    for label, image_n, patch_nmD in patches_by_class(model, images, parts.place_Nm):
         member_m = (layer.class_P == label).nonzero()[:, 0]
-        pick_m = spread_choice(patch_SD, evidence_T[candidate_S], len(member_m))
-        image_P[member_m] = candidate_S[pick_m] // found.place_Nt.shape[1]
-        place_P[member_m] = place_T[candidate_S[pick_m]]
-        vector_PD[member_m] = patch_SD[pick_m]
+        pick_m, place_m = typical_patches(patch_nmD, parts, image_n, len(member_m), height * width)
+        image_P[member_m], place_P[member_m] = image_n[pick_m], place_m
+    vector_PD = embed(model, images, image_P, place_P)
     layer.prototype_PDhw.copy_(vector_PD.view_as(layer.prototype_PDhw))
     scale_last_layer(model, images, image_P)
-    width = model.patch_grid[1]
-    return Projection(image_P, place_P // width, place_P % width, torch.zeros_like(vector_PD[:, 0]))
+    return Projection(image_P, place_P // width, place_P % width, torch.zeros_like(vector_PD[:, 0])), parts
 
 
-def candidate_count(model: ProtoPNet, images: Images | FeatureMaps, share: float) -> int:
-    """Patches of each image to choose from: a fixed share, or more where a class has few images for its prototypes."""
-    height, width = model.patch_grid
-    needed_K = model.own_KP.sum(1)
-    image_K = images.label_N.bincount(minlength=model.num_classes).clamp(min=1)
-    enough = int((needed_K / image_K).ceil().max())
-    return min(height * width, max(enough, round(share * height * width), 1))
-
-
-def find_candidate_patches(
-    baseline: BaselineClassifier, images: Images | FeatureMaps, count: int, advance: Advance | None
-) -> CandidatePatches:
-    """One pass. Evidence is the log-probability of the image's class by the patch alone: the baseline's logit is
-    the mean of its patches' logits, so each patch has its say."""
-    channels = baseline.backbone.channels
-    keep = 4 * len(images) * count * channels <= MOST_BYTES
-    feature_NtC = torch.zeros(len(images), count, channels, device=images.device) if keep else None
-    place_Nt = torch.zeros(len(images), count, dtype=torch.long, device=images.device)
-    evidence_Nt = torch.zeros(len(images), count, device=images.device)
+def sample_features(
+    baseline: BaselineClassifier, images: Images | FeatureMaps, advance: Advance | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return some features of every image, and the mean and covariance of all. One pass."""
+    rows, columns = baseline.backbone.map_size
+    places, channels = rows * columns, baseline.backbone.channels
+    each = min(places, max(1, SAMPLES // len(images)))
+    spread_e = torch.arange(each, device=images.device) * places // each
+    sample_NeC = torch.zeros(len(images), each, channels, device=images.device)
     seen, total_C, product_CC = 0, torch.zeros(channels).double(), torch.zeros(channels, channels).double()
-    for index_B, feature_BCHW, label_B in own_features_of(baseline.backbone, images, advance):
+    for index_B, feature_BCHW, _ in own_features_of(baseline.backbone, images, advance):
         here_B = send(index_B, images.device)
-        feature_BSC = feature_BCHW.flatten(2).transpose(1, 2)
-        logits_BSK = baseline.head(feature_BSC)
-        evidence_BS = logits_BSK.log_softmax(2).gather(2, label_B[:, None, None].expand(-1, logits_BSK.shape[1], 1))
-        top = evidence_BS[..., 0].topk(count, dim=1)
-        if feature_NtC is not None:
-            feature_NtC[here_B] = feature_BSC.gather(1, top.indices[..., None].expand(-1, -1, channels))
-        place_Nt[here_B], evidence_Nt[here_B] = top.indices, top.values
+        feature_BSC = feature_BCHW.flatten(2).mT
+        place_Be = (here_B[:, None] * 37 + spread_e) % places  # other places in every image
+        sample_NeC[here_B] = feature_BSC.gather(1, place_Be[..., None].expand(-1, -1, channels))
         flat_SC = feature_BSC.flatten(0, 1)
         seen += len(flat_SC)
         total_C = total_C + flat_SC.sum(0).cpu().double()
@@ -104,40 +82,42 @@ def find_candidate_patches(
     patches = int(all_reduce_sum(torch.tensor(seen)))
     mean_C = all_reduce_sum(total_C) / patches
     covariance_CC = all_reduce_sum(product_CC) / patches - torch.outer(mean_C, mean_C)
-    features = None if feature_NtC is None else gather_rows(feature_NtC)
-    return CandidatePatches(gather_rows(place_Nt), gather_rows(evidence_Nt), features, mean_C, covariance_CC)
+    return gather_rows(sample_NeC).flatten(0, 1), mean_C, covariance_CC
 
 
-def candidates_by_class(
-    model: ProtoPNet, images: Images | FeatureMaps, found: CandidatePatches, advance: Advance | None
+def patches_by_class(
+    model: ProtoPNet, images: Images | FeatureMaps, place_Nm: Tensor
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Of every class its number, its candidates (numbers among the N*t patches) and their latent vectors.
+    """Yield of every class its number, its n images, and the m patches of each that lie at these places."""
+    parts, width = place_Nm.shape[1], model.prototype_layer.vectors().shape[1]
+    image_of = [(images.label_N == label).nonzero()[:, 0] for label in range(model.num_classes)]
+    for labels in groups_within([4 * len(image_n) * parts * width for image_n in image_of], MOST_BYTES):
+        together = image_of[labels.start : labels.stop]
+        image_S = torch.cat(together)
+        patch_TD = embed(model, images, image_S.repeat_interleave(parts), place_Nm[image_S].flatten())
+        split = patch_TD.unflatten(0, (-1, parts)).split([len(image_n) for image_n in together])
+        yield from zip(labels, together, split, strict=True)
 
-    Vectors that were not kept are computed again, for as many classes at a time as fit into memory. A class that has
-    too many by itself offers those with the strongest evidence.
+
+def typical_patches(patch_nmD: Tensor, parts: Parts, image_n: Tensor, count: int, places: int) -> tuple[Tensor, Tensor]:
+    """Return for each of `count` parts which image of a class shows it in the class's own manner most, and where.
+
+    That is the patch farthest from the part's mean in the direction of the class's mean. No two are one patch: where
+    an image does not show two parts, its patches for them may be one.
     """
-    layer, count = model.prototype_layer, found.place_Nt.shape[1]
-    most = max(MOST_BYTES // (4 * layer.vectors().shape[1]), int(model.own_KP.sum(1).max()))
-    place_T, evidence_T = found.place_Nt.flatten(), found.evidence_Nt.flatten()
-    slot_t = torch.arange(count, device=images.device)
-    candidates = []
-    for label in range(model.num_classes):
-        candidate_S = ((images.label_N == label).nonzero() * count + slot_t).flatten()
-        if len(candidate_S) > most:
-            candidate_S = candidate_S[evidence_T[candidate_S].topk(most).indices.sort().values]
-        candidates.append(candidate_S)
-    if found.feature_NtC is not None:
-        patch_TD = layer.patches(model.add_on(found.feature_NtC.flatten(0, 1)[:, :, None, None]))[:, :, 0, 0]
-        for label, candidate_S in enumerate(candidates):
-            yield label, candidate_S, patch_TD[candidate_S]
-        return
-    for labels in groups_within([len(candidate_S) for candidate_S in candidates], most):
-        together = candidates[labels.start : labels.stop]
-        candidate_T = torch.cat(together)
-        patch_TD = embed(model, images, candidate_T // count, place_T[candidate_T])
-        yield from zip(labels, together, patch_TD.split([len(candidate_S) for candidate_S in together]), strict=True)
-        if advance:
-            advance(labels.stop, len(candidates))
+    shown_nm, place_nm = parts.shown_Nm[image_n], parts.place_Nm[image_n]
+    weight_nm = shown_nm + 1e-3  # where no image of the class shows a part, all count
+    mean_mD = (weight_nm[..., None] * patch_nmD).sum(0) / weight_nm.sum(0)[:, None]
+    typical_nm = torch.einsum("nmd,md->nm", patch_nmD, mean_mD - parts.centre_mD)
+    order_nm = (typical_nm + 10.0 * shown_nm).argsort(dim=0, descending=True, stable=True).tolist()
+    place = place_nm.tolist()
+    taken: dict[tuple[int, int], None] = {}
+    for m in range(count):
+        own = ((row[m], place[row[m]][m]) for row in order_nm)
+        any_other = itertools.product(range(len(image_n)), range(places))
+        taken[next(patch for patch in itertools.chain(own, any_other) if patch not in taken)] = None
+    pick_m, place_m = torch.tensor(list(taken), device=image_n.device).T
+    return pick_m, place_m
 
 
 def set_add_on(model: ProtoPNet, mean_C: Tensor, covariance_CC: Tensor) -> None:
@@ -152,26 +132,6 @@ def set_add_on(model: ProtoPNet, mean_C: Tensor, covariance_CC: Tensor) -> None:
     convolution.weight.copy_(weight_DC[:, :, None, None])
     assert convolution.bias is not None
     convolution.bias.copy_(-(weight_DC @ mean_C.cpu()))
-
-
-def spread_choice(candidate_SD: Tensor, evidence_S: Tensor, count: int) -> Tensor:
-    """`count` different candidates, one near each centre of a k-means that starts at the strongest evidence and then
-    at whatever lies farthest from the centres so far."""
-    start = [int(evidence_S.argmax())]
-    distance_S = (candidate_SD - candidate_SD[start[0]]).square().sum(1)
-    for _ in range(count - 1):
-        start.append(int(distance_S.argmax()))
-        distance_S = torch.minimum(distance_S, (candidate_SD - candidate_SD[start[-1]]).square().sum(1))
-    centre_mD = candidate_SD[start]
-    for _ in range(ROUNDS):
-        nearest_Sm = F.one_hot(torch.cdist(candidate_SD, centre_mD).argmin(1), count).to(candidate_SD)
-        centre_mD = (nearest_Sm.T @ candidate_SD) / nearest_Sm.sum(0).clamp(min=1)[:, None]
-    distance_mS = torch.cdist(centre_mD, candidate_SD)
-    taken: list[int] = []
-    for number in range(count):
-        taken.append(int(distance_mS[number].argmin()))
-        distance_mS[:, taken[-1]] = float("inf")
-    return torch.tensor(taken, device=candidate_SD.device)
 
 
 def scale_last_layer(model: ProtoPNet, images: Images | FeatureMaps, source_P: Tensor) -> None:

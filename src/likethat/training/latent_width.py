@@ -98,7 +98,7 @@ def model_on_maps(baseline: BaselineClassifier, maps: FeatureMaps, config: Confi
     patch_K = maps.label_N.bincount(minlength=classes) * height * columns
     counts = patch_K.clamp(max=config.model.prototypes_per_class).tolist()
     model = ProtoPNet(baseline.backbone, replace(config.model, latent_width=width), counts).to(maps.device)
-    start_from_baseline(model, baseline, maps, config.train.candidate_share)
+    start_from_baseline(model, baseline, maps)
     return model
 
 

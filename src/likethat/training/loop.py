@@ -22,9 +22,18 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores
 from likethat.runtime import seed_for
 from likethat.training import stages
-from likethat.training.batches import FreshViews, Shown
+from likethat.training.batches import CellGrid, FreshViews, Shown
 from likethat.training.course import Course
-from likethat.training.losses import Costs, CostsOf, baseline_costs, protopnet_costs, target_logits
+from likethat.training.losses import (
+    Costs,
+    CostsOf,
+    baseline_costs,
+    locality_cost,
+    own_similarities,
+    place_cost,
+    protopnet_costs,
+    target_logits,
+)
 from likethat.training.parallel import average_gradients, synchronise_norms
 from likethat.training.plan import PlanEntry, make_plan, set_learning_rates, set_mode
 from likethat.training.project import check_enough_patches
@@ -116,7 +125,9 @@ def make_step(state: RunState, stage: str, course: Course) -> TakeStep:
     optimizer = state.optimizer_for(stage, config.train)  # decides on what moves, which averaging must know
     averaged = average_gradients(state.trained(stage), costs_of)
     augment = config.augment if stage == "joint" else replace(config.augment, cutmix=0.0)
-    source = FreshViews(course.train, augment)
+    backbone = state.trained(stage).backbone
+    cells = CellGrid(backbone.map_size, backbone.offset)
+    source = FreshViews(course.train, augment, cells, state.place_Nm2 if stage == "joint" else None)
     return wrap_step(gradient_step, averaged, optimizer, source, course.display.line, compile=config.train.compile)
 
 
@@ -133,29 +144,33 @@ def gradient_step(
     return {name: value.detach() for name, value in costs.items()}
 
 
-def batch_costs(
-    state: RunState, stage: str, config: Config, x_B3HW: Tensor, label_BV: Tensor, share_BV: Tensor, image_BV: Tensor
-) -> Costs:
-    """Return the costs of one batch, with its accuracy: its pictures, and the labels, shares and numbers of the V
-    training images that each shows."""
-    settings = config.train
+def batch_costs(state: RunState, stage: str, config: Config, *shown: Tensor) -> Costs:
+    """Return the costs of one batch, with its accuracy."""
+    settings, batch = config.train, Shown(*shown)
     if stage == "baseline":
         assert state.baseline is not None
-        logits_BK = state.baseline(x_B3HW)
-        costs = baseline_costs(logits_BK, label_BV[:, 0], settings)
+        logits_BK = state.baseline(batch.x_B3HW)
+        costs = baseline_costs(logits_BK, batch.label_BV[:, 0], settings)
     else:
         model = state.protopnet
-        output, own_KP = model(x_B3HW), model.own_KP
+        z_BDHW, own_KP = model.latent(batch.x_B3HW), model.own_KP
+        output = model.head(z_BDHW)
         if settings.tie:
             assert state.projection is not None
-            with torch.autocast(x_B3HW.device.type, enabled=False):
-                score_BP = leave_source_out(output.score_BP, image_BV, state.projection.image_P, own_KP)
+            with torch.autocast(z_BDHW.device.type, enabled=False):
+                score_BP = leave_source_out(output.score_BP, batch.image_BV, state.projection.image_P, own_KP)
             output = replace(output, logits_BK=logits_of_scores(score_BP, model.last_layer.weight))
         teacher_logits_BK = None
         if settings.distillation and state.baseline is not None:
             with torch.no_grad():  # until joint training the teacher's backbone is the model's, and its word is enough
                 mirrors = stage == "joint" and config.augment.flip > 0
-                teacher_logits_BK = target_logits(state.baseline, x_B3HW, mirrors=mirrors)
+                teacher_logits_BK = target_logits(state.baseline, batch.x_B3HW, mirrors=mirrors)
+        others = {}
+        if settings.locality:
+            others["locality"] = locality_cost(z_BDHW, batch.same_BHW)
+        if settings.place:
+            similarity_BVmHW = own_similarities(model, z_BDHW, batch.label_BV)
+            others["place"] = place_cost(similarity_BVmHW.flatten(0, 1), batch.part_BVmHW.flatten(0, 1))
         logits_BK = output.logits_BK
-        costs = protopnet_costs(output, label_BV, share_BV, own_KP, settings, teacher_logits_BK)
-    return {**costs, "accuracy": (logits_BK.argmax(1) == label_BV[:, 0]).float().mean()}
+        costs = protopnet_costs(output, batch.label_BV, batch.share_BV, own_KP, settings, teacher_logits_BK, others)
+    return {**costs, "accuracy": (logits_BK.argmax(1) == batch.label_BV[:, 0]).float().mean()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -10,7 +11,10 @@ from torch import Tensor
 
 from likethat.config import TrainConfig
 from likethat.models.baseline import BaselineClassifier
-from likethat.models.protopnet import Output
+from likethat.models.protopnet import Output, ProtoPNet
+from likethat.models.prototypes import products
+
+TEMPERATURE = float(os.environ.get("LT_TEMP", 0.1))  # of similarities, where places are compared
 
 Costs = dict[str, Tensor]
 CostsOf = Callable[..., Costs]  # of what is shown: pictures, and what is known of them
@@ -42,6 +46,34 @@ def target_logits(teacher: BaselineClassifier, x_B3HW: Tensor, *, mirrors: bool)
     return both_2BK.logsumexp(0)
 
 
+def locality_cost(z_BDHW: Tensor, same_BHW: Tensor) -> Tensor:
+    """One less the mean cosine of latent patches that show the same pixels in a picture and in the one before it, among
+    other surroundings: what a patch is like should not depend on what lies around it."""
+    direction_BDHW = F.normalize(z_BDHW.float(), dim=1)
+    cosine_BHW = (direction_BDHW * direction_BDHW.roll(1, 0)).sum(1)
+    return ((1 - cosine_BHW) * same_BHW).sum() / same_BHW.sum().clamp(min=1)
+
+
+def place_cost(similarity_BmHW: Tensor, part_BmHW: Tensor) -> Tensor:
+    """Cross entropy of where prototypes are found: minus the logarithm of the share of a map, as a softmax, that lies
+    on the prototype's part. Pictures that do not show a part are left out."""
+    chance_BmS = (similarity_BmHW.float() / TEMPERATURE).flatten(2).log_softmax(2)
+    part_BmS, shown_Bm = part_BmHW.flatten(2), part_BmHW.flatten(2).any(2)
+    outside = torch.finfo(chance_BmS.dtype).min
+    on_part_Bm = chance_BmS.masked_fill(~part_BmS, outside).logsumexp(2)
+    return torch.where(shown_Bm, -on_part_Bm, 0.0).sum() / shown_Bm.sum().clamp(min=1)
+
+
+def own_similarities(model: ProtoPNet, z_BDHW: Tensor, label_BV: Tensor) -> Tensor:
+    """Return the activation maps of the prototypes of some classes of each picture: B, V, m, H, W."""
+    layer = model.prototype_layer
+    patch_BDHW, vector_KmD = layer.patches(z_BDHW), layer.vectors().unflatten(0, (model.num_classes, -1))
+    vector_BPD = vector_KmD[label_BV].flatten(1, 2)
+    with torch.autocast(z_BDHW.device.type, enabled=False):
+        product_BPHW = products(patch_BDHW, vector_BPD)
+    return product_BPHW.unflatten(1, (label_BV.shape[1], -1))
+
+
 def shared_entropy(logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, smoothing: float) -> Tensor:
     """Cross entropy with the labels of the V images that each picture shows, each as much as it shows of it."""
     logits_BKV = logits_BK[:, :, None].expand(-1, -1, label_BV.shape[1])
@@ -61,8 +93,12 @@ def protopnet_costs(
     own_KP: Tensor,
     config: TrainConfig,
     teacher_logits_BK: Tensor | None = None,
+    others: Costs | None = None,
 ) -> Costs:
-    """Every cost by name; 'loss' is their weighted sum. Clusters form around the first image that a picture shows."""
+    """Every cost by name; 'loss' is their weighted sum. Clusters form around the first image that a picture shows.
+
+    The weight of each of the `others` is the option of its name.
+    """
     own_BP = own_KP[label_BV[:, 0]]
     costs = {
         "cross_entropy": shared_entropy(output.logits_BK, label_BV, share_BV, config.label_smoothing),
@@ -74,4 +110,6 @@ def protopnet_costs(
         costs["distillation"] = distillation_cost(output.logits_BK, teacher_logits_BK)
         entropy = (1 - config.distillation) * entropy + config.distillation * costs["distillation"]
     costs["loss"] = entropy + config.cluster * costs["cluster"] + config.separation * costs["separation"]
-    return costs
+    for name, cost in (others or {}).items():
+        costs["loss"] = costs["loss"] + getattr(config, name) * cost
+    return {**costs, **(others or {})}

@@ -17,6 +17,7 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import set_latent_width
 from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state
+from likethat.training.batches import CellGrid
 from likethat.training.choose import embed_sources, start_from_baseline
 from likethat.training.course import Course
 from likethat.training.last_layer import solve_last_layer
@@ -63,8 +64,9 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
         _choose_width(state, baseline, course)
     started = time.monotonic()
     with display.task("choosing prototypes") as advance:
-        share = course.config.train.candidate_share
-        state.projection = start_from_baseline(model, baseline, course.train, share, advance)
+        state.projection, parts = start_from_baseline(model, baseline, course.train, advance)
+    cells = CellGrid(model.patch_grid, model.backbone.offset)
+    state.place_Nm2 = cells.places(parts.place_Nm).masked_fill(~parts.shown_Nm[..., None], torch.nan)
     state.make_teacher()
     measured = measure(classify_images(model, val), val.label_N)
     state.metrics.append({**asdict(entry), "val": measured, "seconds": time.monotonic() - started})

@@ -46,6 +46,7 @@ class RunState:
     optimizer: torch.optim.Optimizer | None = None
     optimizer_stage: str = ""
     projection: Projection | None = None  # where the prototypes come from
+    place_Nm2: Tensor | None = None  # of the parts in each training image, from -1 to 1; NaN where it shows none
     best_accuracy: float = -1.0  # on validation, of the best cycle so far
     best_model: dict[str, Tensor] = field(default_factory=dict)
     best_projection: Projection | None = None
@@ -81,9 +82,9 @@ class RunState:
     def share(self) -> None:
         """Go on with the model and the projection of the main process, in all processes."""
         broadcast_model(self.protopnet)
-        if self.projection is not None:
-            for values_P in vars(self.projection).values():
-                broadcast_tensor(values_P)
+        shared = [] if self.projection is None else list(vars(self.projection).values())
+        for value in [*shared, *([] if self.place_Nm2 is None else [self.place_Nm2])]:
+            broadcast_tensor(value)
 
     def make_teacher(self) -> None:
         """Leave the baseline the backbone as it is now; the model's own goes on to change."""
@@ -101,6 +102,7 @@ class RunState:
 
 FORMAT = 2  # of the file
 DOCUMENT = ("baseline_is_teacher", "position", "batch", "optimizer_stage", "best_accuracy", "metrics")
+LONE_TENSORS = ("place_Nm2", "best_unsolved_KP")
 
 
 class Saver:
@@ -131,8 +133,9 @@ def save_run_state(state: RunState, run: Path) -> None:
     for name, projection in (("projection", state.projection), ("best_projection", state.best_projection)):
         if projection is not None:
             tensors |= with_prefix(name, vars(projection))
-    if state.best_unsolved_KP is not None:
-        tensors["best_unsolved_KP"] = state.best_unsolved_KP
+    for name in LONE_TENSORS:
+        if (value := getattr(state, name)) is not None:
+            tensors[name] = value
     document = {"format": FORMAT, **{name: getattr(state, name) for name in DOCUMENT}}
     save_tensors(run / layout.STATE, tensors, document)
     write_metrics(run, state.metrics)
@@ -160,7 +163,8 @@ def load_run_state(state: RunState, run: Path, config: TrainConfig) -> None:
     device = next(state.network.parameters()).device
     state.totals = {name: value.to(device) for name, value in strip_prefix("totals", tensors).items()}
     state.best_model = strip_prefix("best_model", tensors)
-    state.best_unsolved_KP = tensors.get("best_unsolved_KP")
+    for name in LONE_TENSORS:
+        setattr(state, name, tensors[name].to(device) if name in tensors else None)
     if stage := state.optimizer_stage:
         state.optimizer_stage = ""
         load_optimizer_tensors(state.optimizer_for(stage, config), strip_prefix("optimizer", tensors))
