@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.cache import CHUNK, decode_chunk
-from likethat.data.dataset import Sample
+from likethat.data.dataset import IMAGES_OF, Sample
 from likethat.data.loaders import hold
 from likethat.data.parts import PartTable
 from likethat.metrics.figure import MetricFigure
@@ -47,6 +47,7 @@ class Subject:
     root: Path
     samples: tuple[Sample, ...]
     parts: PartTable | None
+    part: str = "test"  # "val", "test" or "all": which images of the data these are
 
     @cached_property
     def class_P(self) -> Tensor:
@@ -74,9 +75,14 @@ class Subject:
         """The same shuffled order every time: its first images are a fair sample of all."""
         return torch.randperm(len(self.samples), generator=torch.Generator().manual_seed(seed_for("sweep")))
 
+    @property
+    def kind(self) -> str:
+        """What the images are called in notes."""
+        return IMAGES_OF.get(self.part, "images")
+
     def sample_note(self, count: int) -> str:
         total = len(self.samples)
-        return f"{count} images" if count == total else f"{count} of {total} images, drawn once and for all"
+        return f"{count} {self.kind}" if count == total else f"{count} of {total} {self.kind}, drawn once and for all"
 
 
 @dataclass(frozen=True)
