@@ -8,6 +8,7 @@ from likethat.metrics.coverage import Coverage
 from likethat.metrics.decisive import Decisive
 from likethat.metrics.degradation import Degradation
 from likethat.metrics.deletion import Deletion
+from likethat.metrics.distinctness import Distinctness
 from likethat.metrics.leakage import Leakage
 from likethat.metrics.misalignment import Misalignment
 from likethat.metrics.purity import Purity
@@ -31,6 +32,7 @@ METRICS: tuple[type[Metric], ...] = (
     ReceptiveField,
     Deletion,
     Leakage,
+    Distinctness,
     Background,
     Redundancy,
     Sparsity,

@@ -94,6 +94,7 @@ class Evidence:
     prototype_BE: Tensor
     points_BE: Tensor
     counts_BE: Tensor
+    total_B: Tensor  # points of all prototypes that give some
 
     @cached_property
     def box_BE4(self) -> Tensor:
@@ -165,7 +166,7 @@ class Batch:
     def evidence(self) -> Evidence:
         points_BP = self.clean.score_BP * self.subject.weight_KP[self.predicted_B]
         points_BE, prototype_BE = points_BP.topk(min(EVIDENCE, points_BP.shape[1]), dim=1)
-        return Evidence(self.clean, prototype_BE, points_BE, points_BE > 0)
+        return Evidence(self.clean, prototype_BE, points_BE, points_BE > 0, points_BP.clamp(min=0).sum(1))
 
 
 class Metric:
