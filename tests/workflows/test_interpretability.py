@@ -132,6 +132,20 @@ def test_the_sweep_shows_every_image_once_and_samples_those_that_are_costly(
     assert [classifier.classes[guess] for guess in logits_NK.argmax(1).tolist()] == expected
 
 
+class SeenInTraining(Seen):
+    on_training_images = True
+
+
+def test_the_sweep_shows_training_images_to_metrics_that_want_them(run: Path) -> None:
+    classifier = load(run, "cpu")
+    dataset, _ = open_test_data(classifier, None)
+    subject = Subject(classifier, dataset.root, dataset.test, read_parts(dataset), train=dataset.train)
+    tested, trained = Seen(subject), SeenInTraining(subject)
+    sweep(subject, [tested, trained], Display(quiet=True))
+    assert sorted(index for index, _, _ in tested.shown) == list(range(9))
+    assert sorted(index for index, _, _ in trained.shown) == list(range(18))
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 96, 5794])
 def test_wilsons_interval_solves_its_equation(count: int) -> None:
     """Its ends are the truths p from which the share lies z standard deviations away: n (share - p)² = z² p (1 - p)."""

@@ -57,12 +57,16 @@ class Reading:
             start += count
 
 
-def peaks_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Centre of the largest pixel of each map, upsampled to a picture of that size; the first of equals."""
-    height, width = size_hw
+def peak_pixels(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """S x 2: column and row of the largest pixel of each map, upsampled (bicubic) to a picture of that size; the first
+    of equals."""
     place_S = torch.cat([upsample(chunk, size_hw).flatten(1).argmax(1) for chunk in chunks(map_SHW.float(), size_hw)])
-    x_S, y_S = (place_S % width + 0.5) / width, (place_S // width + 0.5) / height
-    return torch.stack([x_S, y_S], 1)
+    return torch.stack([place_S % size_hw[1], place_S // size_hw[1]], 1)
+
+
+def peaks_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """Return the centres of these pixels, in shares of the picture."""
+    return (peak_pixels(map_SHW, size_hw) + 0.5) / torch.tensor([size_hw[1], size_hw[0]], device=map_SHW.device)
 
 
 def boxes_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:

@@ -65,7 +65,9 @@ def evaluate_interpretability(
         dataset, name = open_test_data(classifier, data)
     samples = dataset.part(part)
     out_of_distribution = None if ood is None else open_out_of_distribution(classifier, ood)
-    subject = Subject(classifier, dataset.root, samples, read_parts(dataset), name)
+    own = data is None or is_training_data(classifier, dataset)
+    train = dataset.train if own else ()
+    subject = Subject(classifier, dataset.root, samples, read_parts(dataset), name, train)
     metrics = [kind(subject) for kind in METRICS]
     logits_NK = sweep(subject, metrics, display)
     other_MK = (
@@ -86,7 +88,7 @@ def evaluate_interpretability(
         {name: _listed(value_P) for metric in metrics for name, value_P in metric.by_prototype().items()},
         tuple(reliability(logits_NK, subject.label_N)),
     )
-    if data is None or is_training_data(classifier, dataset):
+    if own:
         write_json(classifier.path / layout.INTERPRETABILITY[part], result.to_dict())
         write_report(classifier.path, classifier, explain_some(classifier, dataset.root, samples, logits_NK), part)
     return result
