@@ -209,9 +209,8 @@ class Pictures:
     def misalignment(self) -> None:
         row, prototype, box = self.leading()
         x_13HW, only = self.x[row : row + 1], torch.tensor([prototype])
-        margin = torch.tensor([-1, -1, 1, 1]) * misalignment.MARGIN
-        free_11HW = ~misalignment.box_masks((box + margin)[None, None], self.network.backbone.input_size)
-        attacked = misalignment.attack(self.network, x_13HW, only, free_11HW, torch.Generator().manual_seed(0))
+        free_11HW = misalignment.free_pixels(box[None], self.network.backbone.input_size, rim=True)
+        _, attacked = misalignment.attack(self.network, x_13HW, only, free_11HW, torch.Generator().manual_seed(0))
         inside_11HW = misalignment.box_masks(box[None, None], self.network.backbone.input_size)
         pasted = torch.where(inside_11HW, x_13HW, self.x[row + 13 : row + 14])
 
@@ -221,7 +220,7 @@ class Pictures:
         tiles = [
             (boxed(tile(x_13HW[0]), box), similarity(x_13HW)),
             (boxed(tile(attacked[0]), box), similarity(attacked)),
-            (tile(0.5 + (attacked - x_13HW)[0] * 15), "the attack, times 15"),
+            (tile(0.5 + (attacked - x_13HW)[0] * 4), "the attack, times 4"),
             (boxed(tile(pasted[0]), box), similarity(pasted)),
         ]
         strip("misalignment", tiles)

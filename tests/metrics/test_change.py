@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers.metric_cases import MAP, SIDE, Everywhere, Local, case, colour_network, picture_batch, reading, spot
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,15 @@ from likethat.metrics.background import Background
 from likethat.metrics.degradation import Degradation, through_jpeg
 from likethat.metrics.deletion import Deletion
 from likethat.metrics.leakage import Leakage
-from likethat.metrics.misalignment import Misalignment, attack, location_change, others_above, similarity_kept
+from likethat.metrics.misalignment import (
+    Misalignment,
+    active_pixels,
+    attack,
+    free_pixels,
+    location_change,
+    others_above,
+    similarity_kept,
+)
 from likethat.metrics.receptive_field import ReceptiveField, energy_inside
 from likethat.metrics.redundancy import Redundancy
 from likethat.metrics.regions import box_masks, boxes_of_maps, distance_to_box, intersection_over_union, peaks_of_maps
@@ -180,9 +189,14 @@ def test_an_attack_outside_the_box_cannot_touch_a_network_that_sees_cells_only()
     batch = red_and_green(Local())
     metric = Misalignment(batch.subject)
     metric.collect(batch)
-    pac, plc, prc, kept = metric.figures()
-    assert (pac.value, prc.value) == pytest.approx((0, 0), abs=1e-6)
-    assert plc.value == pytest.approx(0, abs=0.01), "the least active of the active pixels may be any"
+    pac, plc, prc, _, start_plc, start_prc, small, kept = metric.figures()
+    assert [figure.value for figure in (prc, start_prc, small)] == pytest.approx([0] * 3, abs=1e-6)
+    for (found,) in (metric.attacked, metric.started):  # the others' boxes are at the rim
+        assert found.pac_B[:4].tolist() == pytest.approx([0] * 4, abs=1e-6)
+    for figure in (plc, start_plc):
+        assert figure.value == pytest.approx(0, abs=0.01), "the least active of the active pixels may be any"
+    assert "40 steps of 0.01, at most 0.4" in pac.note
+    assert "5.71 px (10 at 224)" in pac.note
     assert kept.value is not None
     assert kept.value > 0.1
 
@@ -191,20 +205,61 @@ def test_an_attack_outside_the_box_lowers_a_similarity_that_comes_from_everywher
     batch = red_and_green(Everywhere())
     metric = Misalignment(batch.subject)
     metric.collect(batch)
-    pac = metric.figures()[0]
-    assert pac.value is not None
-    assert pac.value > 0.005
+    pac, _, _, start, _, _, small, _ = (figure.value for figure in metric.figures())
+    assert pac is not None
+    assert start is not None
+    assert small is not None
+    assert pac > small > 0.005, "what may change more takes more"
+    assert pac > abs(start), "steps take more than chance"
 
 
 def test_the_attack_stays_within_its_bounds() -> None:
     network = red_and_green(Everywhere()).subject.classifier.networks[0]
     x_B3HW = painted({(1, 1): RED})
     free_B1HW = torch.rand(1, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(1)) < 0.5
-    changed = attack(network, x_B3HW, torch.tensor([0]), free_B1HW, torch.Generator().manual_seed(0))
-    change = (changed - x_B3HW).abs()
-    assert change[~free_B1HW.expand_as(change)].max() == 0
-    assert change.amax((0, 2, 3)).tolist() <= [0.0229 + 1e-6, 0.0224 + 1e-6, 0.0225 + 1e-6]
-    assert network(changed).score_BP[0, 0] < network(x_B3HW).score_BP[0, 0]
+    start, changed = attack(network, x_B3HW, torch.tensor([0]), free_B1HW, torch.Generator().manual_seed(0))
+    for x in (start, changed):
+        change = (x - x_B3HW).abs()
+        assert change[~free_B1HW.expand_as(change)].max() == 0
+        for found, std in zip(change.amax((0, 2, 3)).tolist(), (0.229, 0.224, 0.225), strict=True):
+            assert 0.39 * std < found <= 0.4 * std + 1e-6
+    assert network(changed).score_BP[0, 0] < network(start).score_BP[0, 0]
+
+
+def test_the_attack_is_projected_gradient_descent_step_by_step() -> None:
+    """On the normalised picture, as the benchmark's library does it: a step against the sign, then the bound."""
+    network = red_and_green(Everywhere()).subject.classifier.networks[0]
+    mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    x_B3HW = painted({(1, 1): RED})
+    free_B1HW = free_pixels(torch.tensor([[0.25, 0.25, 0.5, 0.5]]), (SIDE, SIDE), rim=True)
+    start, found = attack(network, x_B3HW, torch.tensor([0]), free_B1HW, torch.Generator().manual_seed(0))
+    clean, changed = (x_B3HW - mean) / std, (start - mean) / std
+    for _ in range(40):
+        changed = changed.detach().requires_grad_()
+        masked = torch.where(free_B1HW, changed, clean)
+        network(masked * std + mean).score_BP[0, 0].backward()
+        assert changed.grad is not None
+        changed = clean + (changed - 0.01 * changed.grad.sign() - clean).clamp(-0.4, 0.4)
+    expected = torch.where(free_B1HW, changed, clean) * std + mean
+    assert (found - expected).abs().max() < 1e-4
+
+
+def test_free_pixels_are_those_outside_the_grown_box_and_the_last_row_and_column() -> None:
+    """Slices of the benchmark's code: [max(low - 10, 0) : min(high + 10, 223)]."""
+    for x0, y0, x1, y1 in ((30, 40, 80, 70), (0, 5, 20, 224), (200, 0, 224, 219)):
+        free_HW = torch.ones(224, 224, dtype=torch.bool)
+        free_HW[max(y0 - 10, 0) : min(y1 + 10, 223), max(x0 - 10, 0) : min(x1 + 10, 223)] = False
+        assert torch.equal(free_pixels(torch.tensor([[x0, y0, x1, y1]]) / 224, (224, 224), rim=True)[0, 0], free_HW)
+
+
+def test_active_pixels_are_those_above_the_quantile() -> None:
+    map_BHW = torch.rand(5, 7, 7, generator=torch.Generator().manual_seed(0))
+    map_BHW[4] = 1.0  # a map without contrast has no active region
+    pixel_Bn = F.interpolate(map_BHW[:, None], (56, 56), mode="bilinear").flatten(1)
+    expected_Bn = pixel_Bn > pixel_Bn.quantile(0.9, dim=1, keepdim=True)
+    assert torch.equal(active_pixels(map_BHW, (56, 56)), expected_Bn)
+    assert not expected_Bn[4].any()
+    assert location_change(map_BHW[4:], map_BHW[4:], (56, 56)).tolist() == [0.0]
 
 
 def test_location_change_counts_the_tenth_of_the_pixels_that_are_most_active() -> None:
@@ -215,7 +270,10 @@ def test_location_change_counts_the_tenth_of_the_pixels_that_are_most_active() -
 
 def test_rank_counts_prototypes_of_other_classes() -> None:
     score_BP = torch.tensor([[3.0, 5.0, 4.0, 1.0], [9.0, 5.0, 4.0, 1.0]])
-    assert others_above(score_BP, torch.tensor([0, 0]), torch.tensor([0, 0, 1, 1])).tolist() == [1, 0]
+    class_P, prototype_B = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0])
+    assert others_above(score_BP, prototype_B, class_P, torch.tensor([0, 0])).tolist() == [1, 0]
+    assert others_above(score_BP, prototype_B, class_P, torch.tensor([1, 1])).tolist() == [1, 0]
+    assert others_above(score_BP, torch.tensor([3, 3]), class_P, torch.tensor([1, 1])).tolist() == [2, 2]
 
 
 def test_similarity_kept_is_that_of_pasting_by_hand() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,23 +21,31 @@ from likethat.explaining.boxes import activation_boxes, upsample
 from likethat.metrics.consistency import Consistency
 from likethat.metrics.coverage import coverages
 from likethat.metrics.decisive import Decisive
-from likethat.metrics.purity import Purity
+from likethat.metrics.part_hits import in_squares
+from likethat.metrics.purity import Purity, PurityOfUnseen, trimmed
 from likethat.metrics.regions import peaks_of_maps
 from likethat.metrics.stability import Stability
 
 
 def literal_regions(map_HW: Tensor, part_Q4: Tensor) -> list[bool]:
-    """The parts in the square of 72/224 around the largest pixel, pixel by pixel."""
+    """The parts within 36 px (at 224) of the largest pixel, as the authors count: parts and pixels in whole pixels,
+    the square cut off at the rim of the picture, its own rim included."""
     pixels = upsample(map_HW[None], (SIDE, SIDE))[0].tolist()
     best, where = -math.inf, (0, 0)
     for y in range(SIDE):
         for x in range(SIDE):
             if pixels[y][x] > best:
                 best, where = pixels[y][x], (x, y)
-    x, y = (where[0] + 0.5) / SIDE, (where[1] + 0.5) / SIDE
-    return [
-        abs((x0 + x1) / 2 - x) <= 36 / 224 and abs((y0 + y1) / 2 - y) <= 36 / 224 for x0, y0, x1, y1 in part_Q4.tolist()
-    ]
+    half, found = 36 / 224 * SIDE, []
+    low = [max(0, place - half) for place in where]
+    high = [min(SIDE, place + half) for place in where]
+    for x0, y0, x1, y1 in part_Q4.tolist():
+        if math.isnan(x0):
+            found.append(False)
+            continue
+        part = int((x0 + x1) / 2 * SIDE), int((y0 + y1) / 2 * SIDE)
+        found.append(all(low[axis] <= part[axis] <= high[axis] for axis in (0, 1)))
+    return found
 
 
 def random_case(seed: int) -> tuple[Tensor, list[int], list[int], Tensor]:
@@ -46,6 +55,20 @@ def random_case(seed: int) -> tuple[Tensor, list[int], list[int], Tensor]:
     part_BQ4 = torch.rand(9, 3, 2, generator=generator).repeat(1, 1, 2)
     part_BQ4[torch.rand(9, 3, generator=generator) < 0.3] = math.nan
     return map_BPHW, labels, classes, part_BQ4
+
+
+@pytest.mark.parametrize(("peak", "part", "inside"), [(100, 136.9, True), (100, 137.0, False), (100, 64.0, True)])
+def test_the_square_reaches_36_whole_pixels_at_224(peak: int, part: float, inside: bool) -> None:
+    """Bounds of the authors' code: int(part) in [peak - 36, peak + 36]."""
+    place = torch.tensor([[[part, 100.0, part, 100.0]]]) / 224
+    for axes in ([0, 1, 2, 3], [1, 0, 3, 2]):  # across and down
+        pixel = torch.tensor([[peak, 100]])[:, axes[:2]]
+        assert bool(in_squares(pixel, place[..., axes], (224, 224))) is inside
+
+
+def test_a_part_outside_the_picture_is_in_no_square() -> None:
+    parts = torch.tensor([[[-2.0, 5.0, -2.0, 5.0], [-0.5, 5.0, -0.5, 5.0], [2.0, 5.0, 2.0, 5.0]]]) / 224
+    assert in_squares(torch.tensor([[3, 3]]), parts, (224, 224)).tolist() == [[False, True, True]]
 
 
 def test_a_prototype_that_always_lands_on_its_part_is_consistent_and_one_that_wanders_is_not() -> None:
@@ -129,13 +152,16 @@ def literal_purity(map_BPHW: Tensor, part_BQ4: Tensor, sides: list[int], p: int)
     order = sorted(range(len(map_BPHW)), key=lambda b: -float(map_BPHW[b, p].max()))[:10]
     present: dict[int, list[bool]] = {}
     for b in order:
-        (x0, y0, x1, y1), half = activation_boxes(map_BPHW[b, p][None], (SIDE, SIDE))[0], 16 / 224 * SIDE
-        x0, x1 = max(x0, (x0 + x1) / 2 - half), min(x1, (x0 + x1) / 2 + half)
-        y0, y1 = max(y0, (y0 + y1) / 2 - half), min(y1, (y0 + y1) / 2 + half)
+        box = activation_boxes(map_BPHW[b, p][None], (SIDE, SIDE))[0]
+        x0, y0, x1, y1 = (edge * 224 / SIDE for edge in box)
+        if x1 - x0 > 32:
+            x0, x1 = x0 + (x1 - x0 - 32) // 2, x1 - (x1 - x0 - 32) // 2
+        if y1 - y0 > 32:
+            y0, y1 = y0 + (y1 - y0 - 32) // 2, y1 - (y1 - y0 - 32) // 2
         here: dict[int, bool] = {}
         for q, (x, y, _, _) in enumerate(part_BQ4[b].tolist()):
             if not math.isnan(x):
-                inside = x0 <= x * SIDE <= x1 and y0 <= y * SIDE <= y1
+                inside = x0 <= x * 224 <= x1 and y0 <= y * 224 <= y1
                 here[sides[q]] = here.get(sides[q], False) or inside
         for side, inside in here.items():
             present.setdefault(side, []).append(inside)
@@ -151,16 +177,35 @@ def test_purity_is_that_of_the_definition(seed: int) -> None:
     table = PartTable(("left eye", "tail", "right eye"), {}, {})
     weight_KP = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0]])
     batch = case(map_BPHW, [0] * 12 + [1] * 13, [0, 0, 1, 1], weight_KP, part_BQ4, table)
-    metric = Purity(batch.subject)
+    metric, unseen = Purity(replace(batch.subject, train=batch.subject.samples)), PurityOfUnseen(batch.subject)
     for rows in torch.arange(25).split(7):  # the search goes on from batch to batch
         piece = case(map_BPHW[rows], [0] * len(rows), [0, 0, 1, 1], weight_KP, part_BQ4[rows], table)
         piece.index_B = rows
         metric.collect(piece)
+        unseen.collect(piece)
     expected = [literal_purity(map_BPHW, part_BQ4, [0, 1, 0], p) for p in range(3)]
     purity_P = metric.by_prototype()["purity"].tolist()
     assert purity_P[:3] == pytest.approx(expected)
     assert math.isnan(purity_P[3]), "no class has a positive connection to it"
-    assert metric.figures()[0].value == pytest.approx(np.mean(expected))
+    assert metric.figures()[0].value == unseen.figures()[0].value == pytest.approx(np.mean(expected))
+    assert "10 nearest of 25 training images" in metric.figures()[0].note
+    assert "10 nearest of 25 test images" in unseen.figures()[0].note
+    assert "18.3 px (32 at 224)" in metric.figures()[0].note
+
+
+def test_without_the_training_images_there_is_no_published_purity() -> None:
+    parts = torch.tensor([[point(0.1, 0.1)]])
+    (figure,) = Purity(case(spot(0.1, 0.1)[None, None], [0], [0], part_BQ4=parts).subject).figures()
+    assert figure.value is None
+    assert "other images" in figure.note
+
+
+@pytest.mark.parametrize(
+    ("box", "expected"),
+    [((0, 0, 32, 20), (0, 0, 32, 20)), ((10, 10, 43, 44), (10, 11, 43, 43)), ((0, 0, 224, 67), (96, 17, 128, 50))],
+)
+def test_patches_lose_whole_pixels_at_both_ends(box: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert (trimmed(torch.tensor(box) / 224) * 224).tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def test_patches_on_the_part_are_pure() -> None:
@@ -168,7 +213,7 @@ def test_patches_on_the_part_are_pure() -> None:
     maps = torch.stack([torch.stack([spot(*place), spot(0.625, 0.625)]) for place in places])
     parts = torch.tensor([[point(*place)] for place in places])
     batch = case(maps, [0] * 12, [0, 0], torch.ones(1, 2), parts)
-    metric = Purity(batch.subject)
+    metric = Purity(replace(batch.subject, train=batch.subject.samples))
     metric.collect(batch)
     assert metric.by_prototype()["purity"].tolist() == [1.0, 0.0]
 

@@ -43,6 +43,53 @@ def test_figures_are_printed_kept_and_shown_in_the_report(run: Path) -> None:
     assert all(len(column) == 9 for column in document["by_prototype"].values())
 
 
+def test_validation_images_are_measured_without_a_look_at_test_images(run: Path, tmp_path: Path) -> None:
+    """Test pictures that cannot be read are no hindrance, and what was measured on test images stays as it is."""
+    birds, copy = tmp_path / "birds", tmp_path / "run"
+    shutil.copytree(run.parent / "birds", birds)
+    shutil.copytree(run, copy)
+    (copy / "interpretability.json").unlink(missing_ok=True)
+    for picture in (birds / "test").rglob("*.jpg"):
+        picture.write_bytes(b"no picture")
+    document = json.loads(
+        likethat("evaluate", copy, "--interpretability", "--part", "val", "--data", birds, "--json").stdout
+    )
+    assert document["part"] == document["evaluation"]["part"] == "val"
+    assert not (copy / "interpretability.json").exists()
+    assert json.loads((copy / "interpretability-val.json").read_text())["figures"] == document["figures"]
+    notes = " ".join(figure["note"] for figure in document["figures"])
+    assert "validation images" in notes
+    assert "test images" not in notes
+    classifier = load(run, "cpu")
+    right = [classifier.predict(path).class_name == path.parent.name for path in (birds / "val").rglob("*.jpg")]
+    assert document["evaluation"]["images"] == len(right) == 9
+    assert document["evaluation"]["accuracy"] == pytest.approx(sum(right) / 9)
+    report = (copy / "report.html").read_text()
+    assert "How good the explanations are: validation images" in report
+    assert "Examples: validation images" in report
+
+
+def test_both_parts_stand_in_the_report_and_neither_overwrites_the_other(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    evaluate_interpretability(load(copy, "cpu"), None, Display(quiet=True))
+    kept = (copy / "interpretability.json").read_bytes()
+    shown = likethat("evaluate", copy, "--interpretability", "--part", "val").stdout
+    assert "9 validation images" in shown
+    assert (copy / "interpretability.json").read_bytes() == kept
+    report = (copy / "report.html").read_text()
+    assert report.count("How good the explanations are") == 2
+    assert "Measured on 9 test images" in report
+    assert "Measured on 9 validation images" in report
+
+
+def test_part_is_refused_where_it_means_nothing(run: Path, tmp_path: Path) -> None:
+    assert "--interpretability" in likethat("evaluate", run, "--part", "val", check=2).stderr
+    other = make_tiny_birds(tmp_path / "other", seed=5)
+    done = likethat("evaluate", run, "--interpretability", "--part", "val", "--data", other, check=2)
+    assert "leave out --part val" in done.stderr
+
+
 def test_the_same_run_gives_the_same_figures(run: Path) -> None:
     first, second = (evaluate_interpretability(load(run, "cpu"), None, Display(quiet=True)) for _ in range(2))
     assert first.figures == second.figures
@@ -80,9 +127,23 @@ def test_the_sweep_shows_every_image_once_and_samples_those_that_are_costly(
     assert sorted(index for index, _, _ in metric.shown) == list(range(9))
     assert sum(perturbed for _, perturbed, _ in metric.shown) == 5
     assert sum(attacked for _, _, attacked in metric.shown) == 2
-    assert subject.sample_note(subject.perturbed).startswith("5 of 9 images")
+    assert subject.sample_note(subject.perturbed).startswith("5 of 9 test images")
     expected = [max(p := classifier.predict(dataset.root / s.path).probabilities, key=p.get) for s in dataset.test]
     assert [classifier.classes[guess] for guess in logits_NK.argmax(1).tolist()] == expected
+
+
+class SeenInTraining(Seen):
+    on_training_images = True
+
+
+def test_the_sweep_shows_training_images_to_metrics_that_want_them(run: Path) -> None:
+    classifier = load(run, "cpu")
+    dataset, _ = open_test_data(classifier, None)
+    subject = Subject(classifier, dataset.root, dataset.test, read_parts(dataset), train=dataset.train)
+    tested, trained = Seen(subject), SeenInTraining(subject)
+    sweep(subject, [tested, trained], Display(quiet=True))
+    assert sorted(index for index, _, _ in tested.shown) == list(range(9))
+    assert sorted(index for index, _, _ in trained.shown) == list(range(18))
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 96, 5794])

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from likethat.data.dataset import IMAGES_OF
 from likethat.explaining.verify import Verification
 from likethat.metrics.accuracy import Evaluation
 from likethat.metrics.figure import HIGHER, LOWER, MetricFigure
@@ -83,7 +84,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
     worst = sorted(evaluation.by_class.items(), key=lambda item: item[1])[:3]
     rows += [(f"class {name}", f"{value:.1%}") for name, value in worst if value < 1]
     rows += [(f"{true} taken for {guess}", f"{count} times") for true, guess, count in evaluation.confusions[:3]]
-    print_table(f"{evaluation.images} images ({evaluation.part})", rows)
+    print_table(f"{evaluation.images} {IMAGES_OF.get(evaluation.part, 'images (all)')}", rows)
 
 
 def print_figures(figures: Sequence[MetricFigure]) -> None:

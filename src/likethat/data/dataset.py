@@ -8,6 +8,7 @@ from pathlib import Path
 from likethat.errors import UserError
 
 PARTS = ("train", "val", "test")
+IMAGES_OF = {"train": "training images", "val": "validation images", "test": "test images"}  # as people call them
 
 
 @dataclass(frozen=True, slots=True)

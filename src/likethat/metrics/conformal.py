@@ -22,10 +22,14 @@ SIZE = About(f"classes in a prediction set at {LEVEL:.0%}", LOWER, GROUP, SOURCE
 ABSTAINS = About(f"abstains on known classes at {LEVEL:.0%}", LOWER, GROUP, "this project")
 
 
-def conformal_figures(calibration: Calibration | None, logits_NK: Tensor, label_N: Tensor) -> list[MetricFigure]:
+def conformal_figures(
+    calibration: Calibration | None, logits_NK: Tensor, label_N: Tensor, *, fitted_here: bool = False
+) -> list[MetricFigure]:
+    """`fitted_here` says that these are the images that the run was calibrated on, which test no promise."""
     abouts = {level: About(f"true class in the set, promised {level:.0%}", NEITHER, GROUP, SOURCE) for level in LEVELS}
-    if calibration is None:
+    if calibration is None or fitted_here:
         why = "the run is not calibrated; `likethat calibrate RUN` does that"
+        why = "validation images made the promise, and only other images can test it" if fitted_here else why
         return [about.absent(why) for about in (*abouts.values(), SIZE, ABSTAINS)]
     note = f"{len(label_N)} images; calibrated on {len(calibration.likeness)}"
     probability_NK = logits_NK.cpu().double().softmax(1)

@@ -5,18 +5,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from likethat.metrics.regions import Reading, centres
+from likethat.metrics.regions import Reading, centres, peaks_in
 from likethat.metrics.sweep import Batch, Metric, Subject
 
-HALF_REGION = 36 / 224  # of the picture: half the side of the square that belongs to a prototype (Huang et al. 2023)
+HALF_PIXELS = 36  # at a side of 224: from the most active pixel to the rim of its square (Huang et al. 2023)
+HALF_REGION = HALF_PIXELS / 224  # of the picture
+ROUNDING = 1e-4  # pixels: what is less than this below a whole number is that number
 NO_PARTS = "the data has no part annotations"
 
 
 def parts_in_region(reading: Reading, image_S: Tensor, prototype_S: Tensor, part_BQ4: Tensor) -> Tensor:
     """S x Q: True where the part lies in the square around the prototype's most active pixel; never a hidden part."""
-    peak_S2 = reading.peaks(image_S, prototype_S)
-    offset_SQ2 = (centres(part_BQ4)[image_S] - peak_S2[:, None]).abs()
-    return (offset_SQ2 <= HALF_REGION).all(2)
+    inside_SQ = torch.zeros(len(image_S), part_BQ4.shape[1], dtype=torch.bool, device=part_BQ4.device)
+    for network, mine, map_sHW in reading.maps(image_S, prototype_S):
+        size_hw = network.backbone.input_size
+        side_2 = torch.tensor([size_hw[1], size_hw[0]], device=map_sHW.device)
+        pixel_s2 = (peaks_in(network, map_sHW) * side_2).floor()
+        inside_SQ[mine] = in_squares(pixel_s2, part_BQ4[image_S[mine]], size_hw)
+    return inside_SQ
+
+
+def in_squares(pixel_S2: Tensor, part_SQ4: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """S x Q: True where the part is at most HALF_REGION of the side away from the pixel along both axes, both counted
+    in whole pixels as the authors do, and in the picture."""
+    side_2 = torch.tensor([size_hw[1], size_hw[0]], device=part_SQ4.device)
+    place_SQ2 = (centres(part_SQ4) * side_2 + ROUNDING).trunc()
+    near_SQ2 = (place_SQ2 - pixel_S2[:, None]).abs() <= HALF_REGION * side_2 + ROUNDING
+    return (near_SQ2 & (place_SQ2 >= 0) & (place_SQ2 <= side_2)).all(2)
+
+
+def square_note(subject: Subject) -> str:
+    """Say how parts are looked for."""
+    return f"{subject.view_note}, parts within {subject.pixels_note(HALF_PIXELS)} of the maximum of the bicubic map"
 
 
 def own_parts(batch: Batch) -> Tensor:

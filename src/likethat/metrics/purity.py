@@ -1,13 +1,17 @@
 """Do the patches most like a prototype show the same part?
 
 Definition (Nauta et al. 2023, "PIP-Net: patch-based intuitive prototypes for interpretable image classification",
-CVPR): the ten pictures most similar to a prototype, whatever their class, give one patch each: its box there, cut
-down to 32/224 of the side around its middle where it is larger. Of each part, the share of those patches, out of the
-pictures that show the part, in which it lies. Purity is the largest of these shares; the score is its mean over the
-prototypes that a class has a positive connection to. Left and right are the same part.
+CVPR, and its code): the ten training pictures most similar to a prototype, whatever their class, give one patch each:
+its box there, cut down to 32 px (at 224 px; 32/224 of other sides) around its middle where it is larger, less at both
+ends by the same number of whole pixels. Of each part, the share of those patches, out of the pictures that show the
+part, in which it lies, rim included. Purity is the largest of these shares; the score is its mean over the prototypes
+that a class has a connection above 1e-5 to. Left and right are the same part. Their code does the same with pictures
+that the network was not trained on; here those are the pictures measured.
 
 Limits: a part that only one of the ten pictures shows can give 1. The patch is smaller than a cell of a 7x7 map, so a
-network that finds the part but draws its box beside it scores low.
+network that finds the part but draws its box beside it scores low. PIP-Net's patches are cells of its 26x26 map, and
+its pictures are whole; here pictures are those that the run sees. A prototype's own source is among the training
+pictures.
 """
 
 from __future__ import annotations
@@ -18,22 +22,26 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from likethat.data.dataset import IMAGES_OF, Sample
 from likethat.inference.nearest import Search
 from likethat.metrics.figure import HIGHER, About, MetricFigure
-from likethat.metrics.part_hits import NO_PARTS
+from likethat.metrics.part_hits import NO_PARTS, ROUNDING
 from likethat.metrics.regions import boxes_in, centres
 from likethat.metrics.sweep import Batch, Metric, Subject
 
 NEAREST = 10
-PATCH = 32 / 224  # of the picture: side of a patch, at most
+SIDE, PATCH = 224, 32  # pixels: of the picture that patches are cut from, and of a patch at most
 LEAST_WEIGHT = 1e-5  # of a connection that counts
-ABOUT = About("purity", HIGHER, "parts", "Nauta et al. 2023")
+NO_TRAINING_IMAGES = "the data holds other images than the run was trained on"
+PURITY = About("purity", HIGHER, "parts", "Nauta et al. 2023")
+UNSEEN = About("purity, pictures not trained on", HIGHER, "parts", "Nauta et al. 2023")
 
 
 def trimmed(box: Tensor) -> Tensor:
-    """Boxes (... x 4) cut down to the size of a patch around their middle."""
-    middle, half = centres(box), ((box[..., 2:] - box[..., :2]) / 2).clamp(max=PATCH / 2)
-    return torch.cat([middle - half, middle + half], -1)
+    """Boxes (... x 4, in shares) cut down to the size of a patch around their middle."""
+    low, high = box[..., :2] * SIDE, box[..., 2:] * SIDE
+    cut = ((high - low - PATCH) / 2 + ROUNDING).floor().clamp(min=0)
+    return torch.cat([low + cut, high - cut], -1) / SIDE
 
 
 def purities(patch_Pk4: Tensor, part_PkQ4: Tensor, sides: Sequence[int]) -> Tensor:
@@ -49,13 +57,25 @@ def purities(patch_Pk4: Tensor, part_PkQ4: Tensor, sides: Sequence[int]) -> Tens
     return torch.where(visible_PG.sum(1) > 0, share_PG.amax(1), torch.nan)
 
 
-class Purity(Metric):
+class PurityOfUnseen(Metric):
+    """Purity among the images measured."""
+
+    about = UNSEEN
+
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
         self.searches: list[Search] = []
         if subject.parts is not None:
             self.searches = [Search(network, NEAREST) for network in subject.classifier.networks]
-            self.part_NQ4 = torch.full((len(subject.samples), len(subject.parts.names), 4), torch.nan)
+            self.part_NQ4 = torch.full((len(self.samples), len(subject.parts.names), 4), torch.nan)
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        return self.subject.samples
+
+    @property
+    def kind(self) -> str:
+        return self.subject.kind
 
     def collect(self, batch: Batch) -> None:
         for search, output in zip(self.searches, batch.clean.outputs, strict=False):
@@ -77,13 +97,36 @@ class Purity(Metric):
         used_P = self.subject.weight_KP.amax(0).cpu() > LEAST_WEIGHT
         return torch.where(used_P, torch.cat(found), torch.nan)
 
+    @property
+    def why_absent(self) -> str | None:
+        return NO_PARTS if self.subject.parts is None else None
+
     def figures(self) -> list[MetricFigure]:
-        if self.subject.parts is None:
-            return [ABOUT.absent(NO_PARTS)]
+        if self.why_absent:
+            return [self.about.absent(self.why_absent)]
         purity_P = self.purity_P
-        count = int((~purity_P.isnan()).sum())
-        nearest = min(NEAREST, len(self.subject.samples))
-        return [ABOUT.mean(purity_P, f"{nearest} nearest test patches of {count} prototypes")]
+        count, nearest = int((~purity_P.isnan()).sum()), min(NEAREST, len(self.samples))
+        images = f"{len(self.samples)} {self.kind} {self.subject.view_note}"
+        patch = f"patches of {self.subject.pixels_note(PATCH)} at most, left and right as one"
+        return [self.about.mean(purity_P, f"{count} prototypes, {nearest} nearest of {images}; {patch}")]
+
+
+class Purity(PurityOfUnseen):
+    """Purity among the run's training images, which is the published figure."""
+
+    about, on_training_images = PURITY, True
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        return self.subject.train
+
+    @property
+    def kind(self) -> str:
+        return IMAGES_OF["train"]
+
+    @property
+    def why_absent(self) -> str | None:
+        return super().why_absent or (None if self.subject.train else NO_TRAINING_IMAGES)
 
     def by_prototype(self) -> Mapping[str, Tensor]:
-        return {} if self.subject.parts is None else {"purity": self.purity_P}
+        return {} if self.why_absent else {"purity": self.purity_P}

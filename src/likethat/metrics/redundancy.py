@@ -2,10 +2,10 @@
 
 Definitions (ours; mixed after the pruning rule of Chen, Li et al. 2019): a duplicate is the same patch, or the same
 vector, as an earlier prototype of its network. An unused prototype has no connection that is not zero. A mixed one
-has fewer than half of the ten most similar test pictures from its own class. Shares of all prototypes.
+has fewer than half of the ten most similar pictures measured from its own class. Shares of all prototypes.
 
 Limits: two different patches of the same feather are no duplicates. What is mixed may be shared by similar classes
-for good reasons; with fewer than ten test pictures a class, no prototype can have ten of its own, and the nearest
+for good reasons; with fewer than ten pictures a class, no prototype can have ten of its own, and the nearest
 pictures are as many as the largest class has.
 """
 
@@ -49,6 +49,6 @@ class Redundancy(Metric):
             DUPLICATES.exact(repeats / total, f"{repeats} of {total} prototypes"),
             UNUSED.exact(unused / total, f"{unused} of {total} prototypes"),
             MIXED_ONES.proportion(
-                mixed_P, f"{int(mixed_P.sum())} of {total} prototypes, {self.nearest} nearest test images each"
+                mixed_P, f"{int(mixed_P.sum())} of {total} prototypes, {self.nearest} nearest {self.subject.kind} each"
             ),
         ]

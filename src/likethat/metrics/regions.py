@@ -65,11 +65,10 @@ def peaks_in(network: ProtoPNet, map_SHW: Tensor) -> Tensor:
 
 
 def peaks_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Centre of the largest pixel of each map, upsampled to a picture of that size; the first of equals."""
+    """Centre of the largest pixel of each map, upsampled (bicubic) to a picture of that size; the first of equals."""
     height, width = size_hw
     place_S = torch.cat([upsample(chunk, size_hw).flatten(1).argmax(1) for chunk in chunks(map_SHW.float(), size_hw)])
-    x_S, y_S = (place_S % width + 0.5) / width, (place_S // width + 0.5) / height
-    return torch.stack([x_S, y_S], 1)
+    return torch.stack([(place_S % width + 0.5) / width, (place_S // width + 0.5) / height], 1)
 
 
 def boxes_in(network: ProtoPNet, map_SHW: Tensor) -> Tensor:

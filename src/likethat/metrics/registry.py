@@ -8,9 +8,10 @@ from likethat.metrics.coverage import Coverage
 from likethat.metrics.decisive import Decisive
 from likethat.metrics.degradation import Degradation
 from likethat.metrics.deletion import Deletion
+from likethat.metrics.distinctness import Distinctness
 from likethat.metrics.leakage import Leakage
 from likethat.metrics.misalignment import Misalignment
-from likethat.metrics.purity import Purity
+from likethat.metrics.purity import Purity, PurityOfUnseen
 from likethat.metrics.receptive_field import ReceptiveField
 from likethat.metrics.redundancy import Redundancy
 from likethat.metrics.sparsity import Sparsity
@@ -23,6 +24,7 @@ METRICS: tuple[type[Metric], ...] = (
     Consistency,
     Stability,
     Purity,
+    PurityOfUnseen,
     Coverage,
     Decisive,
     Transformations,
@@ -31,6 +33,7 @@ METRICS: tuple[type[Metric], ...] = (
     ReceptiveField,
     Deletion,
     Leakage,
+    Distinctness,
     Background,
     Redundancy,
     Sparsity,

@@ -48,7 +48,7 @@ class Sparsity(Metric):
         self.negative.append(negative_share(points_BP, weight_BP).cpu())
 
     def figures(self) -> list[MetricFigure]:
-        weight_KP, note = self.subject.weight_KP, f"{len(self.subject.samples)} images"
+        weight_KP, note = self.subject.weight_KP, self.subject.sample_note(len(self.subject.samples))
         connections = int((weight_KP != 0).sum())
         return [
             SPARSITY.exact(1 - connections / weight_KP.numel(), f"{connections:,} of {weight_KP.numel():,} are not"),

@@ -8,7 +8,7 @@ when the first of them asks. Images that metrics with many passes are measured o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.cache import CHUNK, decode_chunk
-from likethat.data.dataset import Sample
+from likethat.data.dataset import IMAGES_OF, Sample
 from likethat.data.loaders import hold
 from likethat.data.parts import PartTable
 from likethat.metrics.figure import MetricFigure
@@ -36,7 +36,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)  # whatever the backbone's own normalisatio
 PERTURBED = {"cpu": 96, "mps": 256, "cuda": 1024}
 ATTACKED = {"cpu": 24, "mps": 64, "cuda": 256}
 BATCH = {"cpu": 32, "mps": 32, "cuda": 128}
-COST_PERTURBED, COST_ATTACKED = 40, 120  # passes that such an image takes, roughly: for the time left
+COST_PERTURBED, COST_ATTACKED = 40, 220  # passes that such an image takes, roughly: for the time left
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Subject:
     root: Path
     samples: tuple[Sample, ...]
     parts: PartTable | None
+    part: str = "test"  # "val", "test" or "all": which images of the data these are
+    train: tuple[Sample, ...] = ()  # the run's training images, where they are at hand
 
     @cached_property
     def class_P(self) -> Tensor:
@@ -74,9 +76,27 @@ class Subject:
         """The same shuffled order every time: its first images are a fair sample of all."""
         return torch.randperm(len(self.samples), generator=torch.Generator().manual_seed(seed_for("sweep")))
 
+    @property
+    def kind(self) -> str:
+        """What the images are called in notes."""
+        return IMAGES_OF.get(self.part, "images")
+
+    @property
+    def view_note(self) -> str:
+        """How the networks see the images."""
+        sizes = dict.fromkeys(network.backbone.input_size for network in self.classifier.networks)
+        crop = "cropped to the box" if any(sample.box for sample in self.samples) else "whole"
+        return f"{crop}, squashed to {' and '.join(f'{width}x{height}' for height, width in sizes)}"
+
+    def pixels_note(self, count: int) -> str:
+        """A length that is `count` pixels in a picture of 224x224, in pixels of the networks' inputs."""
+        sides = dict.fromkeys(network.backbone.input_size[1] for network in self.classifier.networks)
+        here = " and ".join(f"{count * side / 224:.3g}" for side in sides)
+        return f"{here} px" if list(sides) == [224] else f"{here} px ({count} at 224)"
+
     def sample_note(self, count: int) -> str:
         total = len(self.samples)
-        return f"{count} images" if count == total else f"{count} of {total} images, drawn once and for all"
+        return f"{count} {self.kind}" if count == total else f"{count} of {total} {self.kind}, drawn once and for all"
 
 
 @dataclass(frozen=True)
@@ -88,6 +108,7 @@ class Evidence:
     prototype_BE: Tensor
     points_BE: Tensor
     counts_BE: Tensor
+    total_B: Tensor  # points of all prototypes that give some
 
     @cached_property
     def box_BE4(self) -> Tensor:
@@ -159,11 +180,13 @@ class Batch:
     def evidence(self) -> Evidence:
         points_BP = self.clean.score_BP * self.subject.weight_KP[self.predicted_B]
         points_BE, prototype_BE = points_BP.topk(min(EVIDENCE, points_BP.shape[1]), dim=1)
-        return Evidence(self.clean, prototype_BE, points_BE, points_BE > 0)
+        return Evidence(self.clean, prototype_BE, points_BE, points_BE > 0, points_BP.clamp(min=0).sum(1))
 
 
 class Metric:
     """What all metrics do. `by_prototype` gives P values each, NaN where nothing is known, by name."""
+
+    on_training_images = False  # whether it is shown the training images instead of those measured
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -185,8 +208,11 @@ def add_noise(x_B3HW: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def sweep(subject: Subject, metrics: Sequence[Metric], display: Display) -> Tensor:
-    """Shows every image once to every metric; gives the logits of all images, N x K, in the order of the samples."""
+    """Show every image once to every metric, and training images to those that want them instead; return the logits
+    of all images, N x K, in the order of the samples."""
     logits_NK = torch.zeros(len(subject.samples), len(subject.classifier.classes))
+    learned = [metric for metric in metrics if metric.on_training_images]
+    metrics = [metric for metric in metrics if not metric.on_training_images]
     sizes = [subject.attacked, subject.perturbed - subject.attacked, len(subject.samples) - subject.perturbed]
     costs = [COST_ATTACKED, COST_PERTURBED, 2]
     total = sum(size * cost for size, cost in zip(sizes, costs, strict=True))
@@ -201,7 +227,20 @@ def sweep(subject: Subject, metrics: Sequence[Metric], display: Display) -> Tens
                     done += cost * len(batch)
                     advance(done, total)
             start += size
+    if learned and subject.train:
+        _show_training_images(replace(subject, samples=subject.train, part="train"), learned, display)
     return logits_NK
+
+
+def _show_training_images(subject: Subject, metrics: Sequence[Metric], display: Display) -> None:
+    done = 0
+    with display.task("measuring training images") as advance:
+        for index_C in torch.arange(len(subject.samples)).split(CHUNK):
+            for batch in _batches(subject, index_C, perturbed=False, attacked=False):
+                for metric in metrics:
+                    metric.collect(batch)
+                done += len(batch)
+                advance(done, len(subject.samples))
 
 
 def _batches(subject: Subject, index_C: Tensor, *, perturbed: bool, attacked: bool) -> Iterator[Batch]:

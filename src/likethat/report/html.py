@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from likethat.data.dataset import IMAGES_OF
 from likethat.explaining.draw.page import write_page
 from likethat.explaining.draw.pictures import Pictures
 from likethat.explaining.explanation import Explanation
@@ -19,8 +20,9 @@ from likethat.runs.classifier import Classifier
 MOST_INLINE = 60  # prototypes whose pictures a report holds itself; of more it names the files in the run folder
 
 
-def write_report(run: Path, classifier: Classifier, explanations: Sequence[Explanation]) -> Path:
-    """report.html in the run folder: how good the model is, how it got there, what it looks for."""
+def write_report(run: Path, classifier: Classifier, explanations: Sequence[Explanation], part: str = "test") -> Path:
+    """Write report.html into the run folder: how good the model is, how it got there, what it looks for. The images
+    explained are of `part`."""
     metrics = layout.read_metrics(run)
     last = {entry.get("stage"): entry for entry in metrics}
     by_class = {name: [p for p in classifier.prototypes if p.class_name == name] for name in classifier.classes}
@@ -57,7 +59,8 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         by_class=by_class,
         weights=weight_KP.cpu().tolist(),
         explanations=explanations,
-        measured=read_measured(run, classifier.prototypes),
+        explained_images=IMAGES_OF[part],
+        measurements=read_measured(run, classifier.prototypes),
         gallery=gallery,
         pictures=pictures,
     )

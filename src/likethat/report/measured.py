@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from likethat.data.dataset import IMAGES_OF
 from likethat.errors import UserError
 from likethat.metrics.figure import MetricFigure
 from likethat.metrics.reliability import Bin
@@ -29,6 +30,9 @@ class Marked:
 
 @dataclass(frozen=True)
 class Measured:
+    """One measurement; `kind` says on which images."""
+
+    kind: str
     groups: dict[str, list[MetricFigure]]
     images: int
     best: list[Marked]
@@ -36,11 +40,13 @@ class Measured:
     reliability: str | None  # an SVG
 
 
-def read_measured(run: Path, prototypes: Sequence[Prototype]) -> Measured | None:
-    """What `evaluate --interpretability` left in the run folder; None before."""
-    path = run / layout.INTERPRETABILITY
-    if not path.is_file():
-        return None
+def read_measured(run: Path, prototypes: Sequence[Prototype]) -> list[Measured]:
+    """What `evaluate --interpretability` left in the run folder, of test and of validation images; none before."""
+    paths = {IMAGES_OF[part]: run / name for part, name in layout.INTERPRETABILITY.items()}
+    return [_read(kind, path, prototypes) for kind, path in paths.items() if path.is_file()]
+
+
+def _read(kind: str, path: Path, prototypes: Sequence[Prototype]) -> Measured:
     document: dict[str, Any] = read_json(path)
     try:
         figures = [MetricFigure(**figure) for figure in document["figures"]]
@@ -51,9 +57,8 @@ def read_measured(run: Path, prototypes: Sequence[Prototype]) -> Measured | None
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(f"{path} is damaged ({error!r}); remove it and measure again.") from error
     shown = min(SHOWN, len(marked) // 2)
-    return Measured(
-        groups, images, marked[:shown], marked[len(marked) - shown :][::-1], draw_reliability(bins) if bins else None
-    )
+    worst = marked[len(marked) - shown :][::-1]
+    return Measured(kind, groups, images, marked[:shown], worst, draw_reliability(bins) if bins else None)
 
 
 def _marked(columns: dict[str, list[float | None]], prototypes: Sequence[Prototype]) -> list[Marked]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from likethat.data.dataset import PARTS, DataSet, Sample, fingerprint
+from likethat.data.dataset import IMAGES_OF, PARTS, DataSet, Sample, fingerprint
 from likethat.data.formats import is_benchmark, open_dataset
 from likethat.data.pictures import find_pictures
 from likethat.errors import UserError
@@ -68,10 +68,9 @@ def _check_new_to_all(members: Sequence[RunRecord], data: str | None, part: str)
         seen |= set().union(*earlier)
         judging.append(images)
     if any(images != judging[0] for images in judging) or judging[0] & seen:
-        name = "validation" if part == "val" else part
         raise UserError(
-            f"The combined runs have different {name} images, or some were trained on others' {name} images; name "
-            "images that are new to all of them with --data DATA."
+            f"The combined runs have different {IMAGES_OF[part]}, or some were trained on others' {IMAGES_OF[part]}; "
+            "name images that are new to all of them with --data DATA."
         )
 
 
@@ -159,6 +158,17 @@ def open_out_of_distribution(classifier: Classifier, folder: str) -> DataSet:
     return DataSet(
         root, "folder", ("unknown",), (), (), tuple(samples[number] for number in order[:MOST_OUT_OF_DISTRIBUTION])
     )
+
+
+def open_held_out_data(classifier: Classifier, data: str | None) -> DataSet:
+    """A data set whose validation part is what the run (of a combined run, every network of it) held out."""
+    dataset = open_run_data(classifier, data)
+    if data is not None and not is_training_data(classifier, dataset):
+        raise UserError(f"{data} is not what {classifier.path} was trained on; leave out --part val to measure it.")
+    _check_new_to_all(_members(classifier), data, "val")
+    if not dataset.val:
+        raise UserError(f"{classifier.path} has no validation images; leave out --part val.")
+    return dataset
 
 
 def open_validation_data(classifier: Classifier, data: str | None) -> DataSet:

@@ -20,7 +20,7 @@ from likethat.runs.model_card import write_card
 
 # What a model needs and what tells about it. Checkpoints, pages and the history with people's names stay at home.
 FILES = (layout.MODEL, layout.PROTOTYPES)
-DOCUMENTS = (layout.CONFIG, layout.CALIBRATION, layout.INTERPRETABILITY)
+DOCUMENTS = (layout.CONFIG, layout.CALIBRATION, *layout.INTERPRETABILITY.values())
 WANTED = ["*.json", "*.jsonl", "*.safetensors", "*.md", "*.jpg"]  # of a repository; nothing else is ever read
 
 

@@ -28,7 +28,8 @@ RENAMED_STAGES = {"classifier": "baseline"}  # by the names that they have in me
 EDITS = "edits.jsonl"  # who corrected what, when and why, in a run that was edited
 REPORT = "report.html"
 CARD = "README.md"  # of a model that is given away, in place of the report
-INTERPRETABILITY = "interpretability.json"  # what `evaluate --interpretability` measured
+# What `evaluate --interpretability` measured, by the part of the data that it was measured on.
+INTERPRETABILITY = {"test": "interpretability.json", "val": "interpretability-val.json"}
 CALIBRATION = "calibration.json"  # how validation images did, for promises about new ones
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
 MEMBERS = "members"

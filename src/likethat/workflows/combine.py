@@ -93,7 +93,7 @@ def _check_alike(parts: Sequence[Part]) -> None:
 
 def _copy_member(part: Part, classes: tuple[str, ...], target: Path) -> None:
     """A copy without checkpoints and measurements; with its prototypes and connections in the order of `classes`."""
-    ignore = shutil.ignore_patterns(CHECKPOINTS, layout.INTERPRETABILITY)
+    ignore = shutil.ignore_patterns(CHECKPOINTS, *layout.INTERPRETABILITY.values())
     try:
         shutil.copytree(part.path, target, ignore=ignore)
     except (OSError, shutil.Error) as error:

@@ -22,13 +22,14 @@ from likethat.report.html import write_report
 from likethat.runs import layout
 from likethat.runs.atomic_files import write_json
 from likethat.runs.classifier import Classifier
-from likethat.runs.data import is_training_data, open_out_of_distribution, open_test_data
+from likethat.runs.data import is_training_data, open_held_out_data, open_out_of_distribution, open_test_data
 from likethat.workflows.run_conclusion import explain_some
 
 
 @dataclass(frozen=True)
 class Interpretability:
-    """All figures, and what each prototype contributed to them (None where that is not known)."""
+    """All figures, and what each prototype contributed to them (None where that is not known). `evaluation` names the
+    part of the data that they were measured on."""
 
     evaluation: Evaluation
     data: str
@@ -40,6 +41,7 @@ class Interpretability:
     def to_dict(self) -> dict[str, Any]:
         return {
             "data": self.data,
+            "part": self.evaluation.part,
             "seconds": round(self.seconds, 1),
             "evaluation": self.evaluation.to_dict(),
             "figures": [figure.to_dict() for figure in self.figures],
@@ -49,14 +51,23 @@ class Interpretability:
 
 
 def evaluate_interpretability(
-    classifier: Classifier, data: str | None, display: Display, ood: str | None = None
+    classifier: Classifier, data: str | None, display: Display, ood: str | None = None, part: str = "test"
 ) -> Interpretability:
-    """Measures a run on its test images, keeps the result in the run folder and shows it in the report; or measures it
-    on other data, and then leaves the run as it is. `ood` is a folder of pictures of other things."""
+    """Measure a run on its test images, keep the result in the run folder and show it in the report; or measure it on
+    other data, and then leave the run as it is. `ood` is a folder of pictures of other things.
+
+    With the part "val", the validation images that the run held out are measured, and no test image is read.
+    """
     started = time.monotonic()
-    dataset, part = open_test_data(classifier, data)
+    if part == "val":
+        dataset, name = open_held_out_data(classifier, data), part
+    else:
+        dataset, name = open_test_data(classifier, data)
+    samples = dataset.part(part)
     out_of_distribution = None if ood is None else open_out_of_distribution(classifier, ood)
-    subject = Subject(classifier, dataset.root, dataset.test, read_parts(dataset))
+    own = data is None or is_training_data(classifier, dataset)
+    train = dataset.train if own else ()
+    subject = Subject(classifier, dataset.root, samples, read_parts(dataset), name, train)
     metrics = [kind(subject) for kind in METRICS]
     logits_NK = sweep(subject, metrics, display)
     other_MK = (
@@ -65,21 +76,21 @@ def evaluate_interpretability(
         else logits_of(classifier, out_of_distribution.root, out_of_distribution.test, display)
     )
     result = Interpretability(
-        evaluate_logits(logits_NK, subject.label_N, classifier.classes, part),
+        evaluate_logits(logits_NK, subject.label_N, classifier.classes, name),
         str(dataset.root),
         time.monotonic() - started,
         (
             *(figure for metric in metrics for figure in metric.figures()),
             *calibration_figures(logits_NK, subject.label_N),
-            *conformal_figures(classifier.calibration, logits_NK, subject.label_N),
+            *conformal_figures(classifier.calibration, logits_NK, subject.label_N, fitted_here=part == "val"),
             *out_of_distribution_figures(classifier.calibration, logits_NK, other_MK, str(ood)),
         ),
         {name: _listed(value_P) for metric in metrics for name, value_P in metric.by_prototype().items()},
         tuple(reliability(logits_NK, subject.label_N)),
     )
-    if data is None or is_training_data(classifier, dataset):
-        write_json(classifier.path / layout.INTERPRETABILITY, result.to_dict())
-        write_report(classifier.path, classifier, explain_some(classifier, dataset, logits_NK))
+    if own:
+        write_json(classifier.path / layout.INTERPRETABILITY[part], result.to_dict())
+        write_report(classifier.path, classifier, explain_some(classifier, dataset.root, samples, logits_NK), part)
     return result
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from likethat.data.dataset import DataSet
+from likethat.data.dataset import DataSet, Sample
 from likethat.explaining.explanation import Explanation, explain_batch
 from likethat.metrics.accuracy import Evaluation, evaluate_logits
 from likethat.report.html import write_report
@@ -16,7 +17,7 @@ from likethat.runs.calibration import fit_calibration, write_calibration
 from likethat.runs.classifier import Classifier, load
 from likethat.training.state import write_metrics
 
-EXPLAINED = 4  # test images in the report
+EXPLAINED = 4  # images in the report
 
 
 def conclude(
@@ -33,15 +34,15 @@ def conclude(
     evaluation = evaluate_logits(logits_NK, label_N, dataset.classes, "test")
     write_metrics(run, [*metrics, {"stage": "test", **evaluation.to_dict()}])
     classifier = load(run, str(logits_NK.device))
-    write_report(run, classifier, explain_some(classifier, dataset, logits_NK))
+    write_report(run, classifier, explain_some(classifier, dataset.root, dataset.test, logits_NK))
     return classifier, evaluation
 
 
-def explain_some(classifier: Classifier, dataset: DataSet, logits_NK: Tensor) -> list[Explanation]:
-    """A few test images spread over the classes, and one that the model got wrong where there is one."""
-    labels = torch.tensor([sample.label for sample in dataset.test])
+def explain_some(classifier: Classifier, root: Path, samples: Sequence[Sample], logits_NK: Tensor) -> list[Explanation]:
+    """Explain a few images spread over the classes, and one that the model got wrong where there is one."""
+    labels = torch.tensor([sample.label for sample in samples])
     wrong = (logits_NK.argmax(1).cpu() != labels).nonzero()[:, 0].tolist()[:1]
     spread = torch.linspace(0, len(labels) - 1, EXPLAINED - len(wrong)).long().tolist()
-    chosen = [dataset.test[number] for number in dict.fromkeys(spread + wrong)]
-    prepared = [classifier.prepare(dataset.root / sample.path, sample.box) for sample in chosen]
+    chosen = [samples[number] for number in dict.fromkeys(spread + wrong)]
+    prepared = [classifier.prepare(root / sample.path, sample.box) for sample in chosen]
     return explain_batch(classifier, prepared, paths=[sample.path for sample in chosen])

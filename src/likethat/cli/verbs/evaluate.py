@@ -13,6 +13,8 @@ def evaluate(args: argparse.Namespace) -> int:
     """Accuracy of a run on its test images, or on other data; on request, how good its explanations are."""
     if args.interpretability:
         return _interpretability(args)
+    if args.part != "test":
+        raise UserError("--part is a matter of --interpretability; add that, or leave out --part.")
     if args.ood:
         raise UserError("Other pictures are a matter of --interpretability; add that, or leave out --ood.")
     from likethat.cli.tables import print_evaluation
@@ -33,7 +35,7 @@ def _interpretability(args: argparse.Namespace) -> int:
     classifier = load_run(args.run, args.device)
     if not isinstance(classifier, Classifier):
         raise UserError(f"{args.run} is a baseline and has no explanations; leave out --interpretability.")
-    result = evaluate_interpretability(classifier, args.data, display_of(args), args.ood)
+    result = evaluate_interpretability(classifier, args.data, display_of(args), args.ood, args.part)
 
     def show() -> None:
         print_evaluation(result.evaluation)
@@ -46,4 +48,10 @@ def _interpretability(args: argparse.Namespace) -> int:
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "evaluate", evaluate, run=True, data=True, json=True, together=True)
     verb.add_argument("--interpretability", action="store_true", help="measure the explanations too (docs/metrics.md)")
+    verb.add_argument(
+        "--part",
+        choices=("val", "test"),
+        default="test",
+        help="with it: measure test images, or the validation images that the run held out (default: test)",
+    )
     verb.add_argument("--ood", metavar="FOLDER", help="with it: pictures of other things, to be told from the known")
