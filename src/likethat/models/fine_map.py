@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from likethat.runtime import seed_for
 
-POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 PICTURES = 4  # that gradients are averaged over
 
 
@@ -21,14 +20,15 @@ def refine_map(net: Any, size_hw: tuple[int, int]) -> None:
     Weights stay, and nothing is dilated: a cell also sees less of the picture. A network whose last step is no such
     stride (one of tokens, say) keeps its map.
     """
-    halving: dict[int, list[nn.Module]] = {}  # by the height of what they give
+    halving: dict[int, list[Any]] = {}  # by the height of what they give
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         given, made = inputs[0].shape[2], output.shape[2]
         if given in (2 * made, 2 * made - 1):
             halving.setdefault(made, []).append(module)
 
-    strided = [module for module in net.modules() if isinstance(module, (nn.Conv2d, *POOLS)) and _stride(module) == 2]
+    kinds = nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d
+    strided = [module for module in net.modules() if isinstance(module, kinds) and _first(module.stride) == 2]
     hooks = [module.register_forward_hook(note) for module in strided]
     training = net.training
     feature = net.eval().forward_features(torch.zeros(1, 3, *size_hw))
@@ -40,17 +40,13 @@ def refine_map(net: Any, size_hw: tuple[int, int]) -> None:
     for module in halving.get(feature.shape[2], []):
         if isinstance(module, nn.Conv2d):
             module.stride = (1, 1)
-        elif _pair(module.kernel_size) == 2:
+        elif _first(module.kernel_size) == 2:
             module.kernel_size = module.stride = 1  # windows side by side become single cells
         else:
             module.stride = 1
 
 
-def _stride(module: nn.Module) -> int:
-    return _pair(module.stride)
-
-
-def _pair(value: Any) -> int:
+def _first(value: Any) -> int:
     """Return the first of two numbers, or the only one."""
     return int(value[0] if isinstance(value, tuple) else value)
 

@@ -13,6 +13,7 @@ from likethat.config import AugmentConfig
 from likethat.data.augment import Views, draw_views, in_piece, looked_at, of_shown, same_pixels, show, shown_shares
 from likethat.data.loaders import Images, to_unit
 from likethat.distributed import own_shard, world_size
+from likethat.models.backbone import Backbone
 from likethat.runtime import send
 
 RADIUS = float(os.environ.get("LT_RADIUS", 24 / 112))  # of a part around its place, where a picture goes from -1 to 1
@@ -36,6 +37,10 @@ class CellGrid:
 
     size_hw: tuple[int, int]
     offset: tuple[float, float] = (0.0, 0.0)
+
+    @classmethod
+    def of(cls, backbone: Backbone) -> CellGrid:
+        return cls(backbone.map_size, backbone.offset)
 
     def places(self, cell: Tensor) -> Tensor:
         """Return where cells, numbered row by row, look in a picture that goes from -1 to 1: ... x 2 (x, y)."""
@@ -88,7 +93,10 @@ class FreshViews:
         same_BHW = same_pixels(views.piece_B4, self.cells.size_hw, self.cells.offset, MARGIN)
         known = (of_shown(label_B, views), shown_shares(views), of_shown(image_B, views))
         shown = Shown(x_B3HW, *known, same_BHW, self._parts(place_Bm2, views))
-        return shown if world_size() == 1 else Shown(*(value[1:] for value in shown))
+        if world_size() == 1:
+            return shown
+        same_BHW[1] = False  # the picture before is no part of the slice
+        return Shown(*(value[1:] for value in shown))
 
     def _parts(self, place_Bm2: Tensor, views: Views) -> Tensor:
         """Return which cells show each part of the image and of the one that a piece is of: B, V, m, H, W."""

@@ -125,9 +125,8 @@ def make_step(state: RunState, stage: str, course: Course) -> TakeStep:
     optimizer = state.optimizer_for(stage, config.train)  # decides on what moves, which averaging must know
     averaged = average_gradients(state.trained(stage), costs_of)
     augment = config.augment if stage == "joint" else replace(config.augment, cutmix=0.0)
-    backbone = state.trained(stage).backbone
-    cells = CellGrid(backbone.map_size, backbone.offset)
-    source = FreshViews(course.train, augment, cells, state.place_Nm2 if stage == "joint" else None)
+    places_Nm2 = state.place_Nm2 if stage == "joint" else None
+    source = FreshViews(course.train, augment, CellGrid.of(state.backbone), places_Nm2)
     return wrap_step(gradient_step, averaged, optimizer, source, course.display.line, compile=config.train.compile)
 
 
@@ -170,7 +169,7 @@ def batch_costs(state: RunState, stage: str, config: Config, *shown: Tensor) -> 
             others["locality"] = locality_cost(z_BDHW, batch.same_BHW)
         if settings.place:
             similarity_BVmHW = own_similarities(model, z_BDHW, batch.label_BV)
-            others["place"] = place_cost(similarity_BVmHW.flatten(0, 1), batch.part_BVmHW.flatten(0, 1))
+            others["place"] = place_cost(similarity_BVmHW, batch.part_BVmHW)
         logits_BK = output.logits_BK
         costs = protopnet_costs(output, batch.label_BV, batch.share_BV, own_KP, settings, teacher_logits_BK, others)
     return {**costs, "accuracy": (logits_BK.argmax(1) == batch.label_BV[:, 0]).float().mean()}

@@ -48,20 +48,20 @@ def target_logits(teacher: BaselineClassifier, x_B3HW: Tensor, *, mirrors: bool)
 
 def locality_cost(z_BDHW: Tensor, same_BHW: Tensor) -> Tensor:
     """One less the mean cosine of latent patches that show the same pixels in a picture and in the one before it, among
-    other surroundings: what a patch is like should not depend on what lies around it."""
+    other surroundings: what a patch is like should not depend on what lies around it. A picture without such patches
+    costs nothing."""
     direction_BDHW = F.normalize(z_BDHW.float(), dim=1)
-    cosine_BHW = (direction_BDHW * direction_BDHW.roll(1, 0)).sum(1)
-    return ((1 - cosine_BHW) * same_BHW).sum() / same_BHW.sum().clamp(min=1)
+    away_BHW = 1 - (direction_BDHW * direction_BDHW.roll(1, 0)).sum(1)
+    return ((away_BHW * same_BHW).sum((1, 2)) / same_BHW.sum((1, 2)).clamp(min=1)).mean()
 
 
-def place_cost(similarity_BmHW: Tensor, part_BmHW: Tensor) -> Tensor:
+def place_cost(similarity_BVmHW: Tensor, part_BVmHW: Tensor) -> Tensor:
     """Cross entropy of where prototypes are found: minus the logarithm of the share of a map, as a softmax, that lies
-    on the prototype's part. Pictures that do not show a part are left out."""
-    chance_BmS = (similarity_BmHW.float() / TEMPERATURE).flatten(2).log_softmax(2)
-    part_BmS, shown_Bm = part_BmHW.flatten(2), part_BmHW.flatten(2).any(2)
-    outside = torch.finfo(chance_BmS.dtype).min
-    on_part_Bm = chance_BmS.masked_fill(~part_BmS, outside).logsumexp(2)
-    return torch.where(shown_Bm, -on_part_Bm, 0.0).sum() / shown_Bm.sum().clamp(min=1)
+    on the prototype's part. The mean over pictures and parts; a part that a picture does not show costs nothing."""
+    chance_BVmS = (similarity_BVmHW.float() / TEMPERATURE).flatten(3).log_softmax(3)
+    part_BVmS = part_BVmHW.flatten(3)
+    on_part_BVm = chance_BVmS.masked_fill(~part_BVmS, torch.finfo(torch.float32).min).logsumexp(3)
+    return -torch.where(part_BVmS.any(3), on_part_BVm, 0.0).sum(1).mean()
 
 
 def own_similarities(model: ProtoPNet, z_BDHW: Tensor, label_BV: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
     started = time.monotonic()
     with display.task("choosing prototypes") as advance:
         state.projection, parts = start_from_baseline(model, baseline, course.train, advance)
-    cells = CellGrid(model.patch_grid, model.backbone.offset)
+    cells = CellGrid.of(model.backbone)
     state.place_Nm2 = cells.places(parts.place_Nm).masked_fill(~parts.shown_Nm[..., None], torch.nan)
     state.make_teacher()
     measured = measure(classify_images(model, val), val.label_N)

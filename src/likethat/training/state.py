@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from likethat.config import TrainConfig
 from likethat.distributed import broadcast_model, broadcast_tensor, is_main_process
 from likethat.errors import UserError
+from likethat.models.backbone import Backbone
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.runs import layout
@@ -65,6 +66,13 @@ class RunState:
         network = self.baseline if self.model is None else self.model
         assert network is not None
         return network
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone of all that the run trains."""
+        network = self.network
+        assert isinstance(network, ProtoPNet | BaselineClassifier)
+        return network.backbone
 
     def trained(self, stage: str) -> nn.Module:
         """Return what gradient descent works on in a stage."""
