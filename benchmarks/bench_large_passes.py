@@ -112,7 +112,7 @@ def measure(folder: Path, count: int, case: type[Small] | type[Full]) -> dict[st
         solve_last_layer(kept.score_NP, kept.label_N, kept.class_P, classes, max_iterations=ITERATIONS)
 
     steps: tuple[Callable[[Images], object], ...] = (
-        lambda images: choose.start_from_baseline(model, baseline, images, share=1.0),
+        lambda images: choose.start_from_baseline(model, baseline, images),
         lambda images: project.project(model, images, names),
         lambda images: nearest_patches(model, images, prune.NEAREST),
         last_layer,

@@ -12,7 +12,7 @@ from likethat.inference.passes import score_images
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
 from likethat.training import choose
-from likethat.training.choose import candidate_count, embed_sources, spread_choice, start_from_baseline
+from likethat.training.choose import embed_sources, start_from_baseline
 from likethat.training.project import project
 
 NAMES = ("a", "b", "c")
@@ -43,7 +43,7 @@ def test_chosen_prototypes_are_patches_of_their_class() -> None:
     model = tiny_model([3, 2, 4], **DEFAULT)
     images = random_images(20, 3)
     baseline = BaselineClassifier(model.backbone, 3)
-    source = start_from_baseline(model, baseline, images, 0.2)
+    source, _ = start_from_baseline(model, baseline, images)
     class_P = model.prototype_layer.class_P
     assert torch.equal(images.label_N[source.image_P], class_P)
     with torch.no_grad():
@@ -58,39 +58,43 @@ def test_chosen_prototypes_are_patches_of_their_class() -> None:
     assert (weight[model.own_KP] > 0).all()
 
 
-def test_only_patches_with_the_strongest_evidence_are_chosen() -> None:
-    """Each chosen patch is among those of its image with the highest log-probability of the class, patch by patch."""
-    model = tiny_model([2, 2, 2], **DEFAULT)
-    images = random_images(12, 3)
-    baseline = BaselineClassifier(model.backbone, 3).eval()
-    torch.nn.init.normal_(baseline.head.weight)
-    count = candidate_count(model, images, 0.2)
-    assert count == 2  # a fifth of 9 patches
-    source = start_from_baseline(model, baseline, images, 0.2)
+def test_the_patch_of_a_part_is_the_most_typical_of_its_class() -> None:
+    """Farthest from the part's mean towards the class's mean, among the images that show the part."""
+    model, images = tiny_model([2, 2, 2], **DEFAULT), random_images(24, 3)
+    source, parts = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images)
     with torch.no_grad():
-        feature = baseline.backbone(images.batch(torch.arange(12))[0])
-    for p in range(6):
-        n = int(source.image_P[p])
-        evidence = []
-        for row in range(3):
-            for column in range(3):
-                logits = baseline.head(feature[n, :, row, column]).detach()
-                evidence.append((float(logits.log_softmax(0)[images.label_N[n]]), row, column))
-        best = [(row, column) for _, row, column in sorted(evidence, reverse=True)[:count]]
-        assert (int(source.row_P[p]), int(source.column_P[p])) in best
+        patch_NDS = model.prototype_layer.patches(model.latent(images.batch(torch.arange(24))[0])).flatten(2)
+    for p, label in enumerate([0, 0, 1, 1, 2, 2]):
+        part = p % 2
+        rows = [n for n in range(24) if n % 3 == label]
+        shown = [n for n in rows if parts.shown_Nm[n, part]] or rows
+        vectors = {n: patch_NDS[n, :, parts.place_Nm[n, part]] for n in rows}
+        weight = {n: float(parts.shown_Nm[n, part]) + 1e-3 for n in rows}
+        mean = sum(weight[n] * vectors[n] for n in rows) / sum(weight.values())
+        best = max(shown, key=lambda n: float(vectors[n] @ (mean - parts.centre_mD[part])))
+        assert int(source.image_P[p]) == best
+        assert int(3 * source.row_P[p] + source.column_P[p]) == int(parts.place_Nm[best, part])
 
 
-def test_candidates_that_do_not_fit_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With memory for all candidates, for those of two classes, and of one class at a time: the same choice."""
+def test_no_two_prototypes_are_one_patch_where_images_are_few() -> None:
+    """Two images a class, of nine patches each, for nine prototypes."""
+    model, images = tiny_model([9, 9], **DEFAULT), random_images(4, 2)
+    source, _ = start_from_baseline(model, BaselineClassifier(model.backbone, 2), images)
+    assert torch.equal(images.label_N[source.image_P], model.prototype_layer.class_P)
+    patches = zip(source.image_P.tolist(), source.row_P.tolist(), source.column_P.tolist(), strict=True)
+    assert len(set(patches)) == 18
+
+
+def test_maps_and_patches_that_do_not_fit_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With memory for all, for the patches of two classes, and of one class at a time: the same choice."""
     images = random_images(70, 3)
     torch.manual_seed(0)
     model = tiny_model([3, 2, 4], **DEFAULT)
     baseline = BaselineClassifier(model.backbone, 3)
-    torch.nn.init.normal_(baseline.head.weight)
     found = []
-    for most in (2**29, 4 * 8 * 2 * 48, 4 * 8 * 2 * 24):  # bytes of eight numbers for each of an image's two patches
+    for most in (2**29, 4 * 8 * 4 * 48, 4 * 8 * 4 * 24):  # bytes of eight numbers for each of an image's four patches
         monkeypatch.setattr(choose, "MOST_BYTES", most)
-        source = start_from_baseline(model, baseline, images, 0.2)
+        source, _ = start_from_baseline(model, baseline, images)
         found.append((source, model.prototype_layer.vectors().detach().clone(), model.last_layer.weight.clone()))
     for source, vector_PD, weight_KP in found[1:]:
         for name, value in vars(found[0][0]).items():
@@ -99,31 +103,11 @@ def test_candidates_that_do_not_fit_are_computed_again(monkeypatch: pytest.Monke
         assert torch.equal(weight_KP, found[0][2])
 
 
-def test_a_class_with_too_many_candidates_offers_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = random_images(21, 3)
-    images.label_N[:] = torch.tensor([0] * 15 + [1] * 3 + [2] * 3)
-    model = tiny_model([5, 1, 1], **DEFAULT)
-    baseline = BaselineClassifier(model.backbone, 3).eval()
-    torch.nn.init.normal_(baseline.head.weight)
-    monkeypatch.setattr(choose, "MOST_BYTES", 4 * 8 * 7)
-    source = start_from_baseline(model, baseline, images, 0.4)  # four patches an image
-    with torch.no_grad():
-        feature = baseline.backbone(images.batch(torch.arange(21))[0])
-        evidence = baseline.head(feature[:15].flatten(2).transpose(1, 2)).log_softmax(2)[..., 0]
-    strongest = [
-        (n, place) for n in range(15) for place in evidence[n].topk(4).indices.tolist()
-    ]  # of each image, and then of all of them
-    strongest = sorted(strongest, key=lambda patch: -float(evidence[patch]))[:7]
-    chosen = zip(source.image_P[:5].tolist(), (3 * source.row_P + source.column_P)[:5].tolist(), strict=True)
-    assert set(chosen) <= set(strongest)
-    assert len({*zip(source.image_P.tolist(), source.row_P.tolist(), source.column_P.tolist(), strict=True)}) == 7
-
-
 def test_the_scale_is_the_best_by_the_definition() -> None:
     """Cross entropy of all images at once, no image looking at a prototype cut from it."""
     images = random_images(70, 3)
     model = tiny_model([3, 2, 4], **DEFAULT)
-    source = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images, 0.2)
+    source, _ = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images)
     own_KP = model.own_KP
     score_NP = leave_source_out(score_images(model, images), torch.arange(70)[:, None], source.image_P, own_KP)
     logits_NK = score_NP @ (own_KP / own_KP.sum(1, keepdim=True)).T
@@ -135,22 +119,10 @@ def test_the_scale_is_the_best_by_the_definition() -> None:
     assert float(model.last_layer.weight.detach().max()) == pytest.approx(best / 3)  # prototypes a class, on average
 
 
-def test_few_images_offer_more_patches_each() -> None:
-    model = tiny_model([6, 6], **DEFAULT)
-    assert candidate_count(model, random_images(4, 2), 0.2) == 3  # 2 images a class for 6 prototypes
-
-
-def test_spread_choice_takes_one_of_each_heap() -> None:
-    heaps = torch.eye(4).repeat_interleave(25, 0) + 0.01 * torch.randn(100, 4)
-    chosen = spread_choice(heaps, torch.rand(100), 4)
-    assert sorted((chosen // 25).tolist()) == [0, 1, 2, 3]
-    assert len(set(spread_choice(torch.ones(10, 3), torch.rand(10), 6).tolist())) == 6, "equal candidates, no repeats"
-
-
 def test_tied_prototypes_follow_the_network_and_projection_leaves_them() -> None:
     model = tiny_model([3, 3, 3], **DEFAULT)
     images = random_images(15, 3)
-    source = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images, 0.2)
+    source, _ = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images)
     with torch.no_grad():
         for parameter in model.backbone.parameters():
             parameter.mul_(1.05)

@@ -51,7 +51,7 @@ def test_stored_maps_and_folds_equal_a_slow_cross_validation(monkeypatch: pytest
             own = BaselineClassifier(model.backbone, 3)
             own.head.load_state_dict(baseline.head.state_dict())
             inside = Images(images.pixel_NHW3[rest], images.label_N[rest], images.device)
-            start_from_baseline(model, own, inside, config.train.candidate_share)
+            start_from_baseline(model, own, inside)
             for n in out:
                 with torch.no_grad():
                     logits_1K = model.eval()(images.batch(torch.tensor([n]))[0]).logits_BK

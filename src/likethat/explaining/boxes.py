@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.data.decode import Box
@@ -19,40 +20,23 @@ Place = TypeVar("Place", int, Tensor)
 
 PERCENTILE = 95.0  # the paper's
 CHUNK_PIXELS = 16_000_000  # upsampled at a time: 64 MB
-FINER = 4  # places for a cell of a map that is drawn where its cells look, each way
+FINER = 4  # places for a cell, each way, of a map that is moved by half cells
 PLACES = 56  # rows and columns of a map of windows, at most
 SEEN_ALONE = "The box is all that the model has seen: nothing outside it can change the similarity."
 ROUNDING = 4e-6  # of a map's range: pixels closer than this to the threshold are equal to it
 
 
 @lru_cache(maxsize=64)
-def _bicubic_matrix(size: int, cells: int, offset: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """size x cells; bicubic interpolation of a line is a product with it, and that of a map with two of them. The line
-    is moved on by `offset` cells, and goes on beyond its ends as it ends."""
-    place_n = (torch.arange(size, dtype=torch.double) + 0.5) * cells / size - 0.5 - offset
-    matrix = torch.zeros(size, cells, dtype=torch.double)
-    for tap in range(-1, 3):
-        cell_n = place_n.floor() + tap
-        weight_n = _cubic((place_n - cell_n).abs())
-        matrix.scatter_add_(1, cell_n.clamp(0, cells - 1).long()[:, None], weight_n[:, None])
+def _bicubic_matrix(size: int, cells: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """size x cells; bicubic interpolation of a line is a product with it, and that of a map with two of them."""
+    matrix = F.interpolate(torch.eye(cells)[None, None], (size, cells), mode="bicubic", align_corners=False)[0, 0]
     return matrix.to(device, dtype)
 
 
-def _cubic(x: Tensor, a: float = -0.75) -> Tensor:
-    """Keys' kernel, with the slope that PyTorch and OpenCV give it."""
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    return torch.where(x <= 1, near, torch.where(x < 2, ((a * x - 5 * a) * x + 8 * a) * x - 4 * a, 0.0))
-
-
-def upsample(map_PHW: Tensor, size_hw: tuple[int, int], offset: tuple[float, float] = (0.0, 0.0)) -> Tensor:
-    """Bicubic, as F.interpolate(align_corners=False) and OpenCV's INTER_CUBIC do it, but many times faster; moved down
-    and to the right by `offset` cells."""
-    kind = map_PHW.device, map_PHW.dtype
-    along_y, along_x = (
-        _bicubic_matrix(size, cells, moved, *kind)
-        for size, cells, moved in zip(size_hw, map_PHW.shape[1:], offset, strict=True)
-    )
-    return along_y @ map_PHW @ along_x.T
+def upsample(map_PHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """Bicubic, as F.interpolate(align_corners=False) and OpenCV's INTER_CUBIC do it, but many times faster."""
+    (height, width), kind = map_PHW.shape[1:], (map_PHW.device, map_PHW.dtype)
+    return _bicubic_matrix(size_hw[0], height, *kind) @ map_PHW @ _bicubic_matrix(size_hw[1], width, *kind).T
 
 
 def check_percentile(percentile: float) -> None:
@@ -151,7 +135,11 @@ def whole_map(backbone: Backbone, map_PHW: Tensor) -> Tensor:
     if backbone.offset == (0.0, 0.0):
         return map_PHW
     rows, columns = map_PHW.shape[1:]
-    return upsample(map_PHW, (FINER * rows, FINER * columns), backbone.offset)
+    map_PHW = upsample(map_PHW, (FINER * rows, FINER * columns))
+    for axis, cells in zip((1, 2), backbone.offset, strict=True):
+        place_n = torch.arange(map_PHW.shape[axis], device=map_PHW.device) - round(FINER * cells)
+        map_PHW = map_PHW.index_select(axis, place_n.clamp(0, len(place_n) - 1))  # beyond the rim as at the rim
+    return map_PHW
 
 
 def _best_window(backbone: Backbone, windows: Windows, map_PHW: Tensor) -> Tensor:

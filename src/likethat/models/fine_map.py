@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from likethat.runtime import seed_for
 
-PICTURES = 4  # that gradients are averaged over
+PICTURES = 2  # that gradients are averaged over
 
 
 @torch.no_grad()
