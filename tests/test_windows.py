@@ -32,6 +32,8 @@ def test_windows_are_taken_if_and_only_if_they_cover_the_picture(
         rows, columns = Windows(size, stride).grid((height, width))
         assert len(range(0, height - size + 1, stride)) == rows
         assert len(range(0, width - size + 1, stride)) == columns
+        seen = rows * columns * size * size
+        assert Windows(size, stride).cost((height, width)) == pytest.approx(seen / (height * width))
         return
     with pytest.raises(UserError) as caught:
         check_windows((size, stride), (height, width))
