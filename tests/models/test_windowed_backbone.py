@@ -79,5 +79,5 @@ def test_passes_without_gradients_look_at_few_windows_at_a_time() -> None:
 
 
 def test_windows_too_small_for_the_network_are_told() -> None:
-    with pytest.raises(UserError, match="vgg19 does not take 16x16 windows, so change the size in --windows"):
-        create_backbone("vgg19", "none", (64, 64), (16, 16))
+    with pytest.raises(UserError, match="test_vit does not take 20x20 windows, so change the size in --windows"):
+        create_backbone("test_vit", "none", (40, 40), (20, 20))
