@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -23,19 +22,18 @@ def cubic(size: int, cells: int) -> np.ndarray:
     return matrix
 
 
-def box_of(map_HW: np.ndarray, size: tuple[int, int], picture: Image.Image, model: dict[str, Any]) -> list[float]:
-    """The most active window, or else around the most active pixels of the map, in pixels of the upright picture."""
-    scale = np.array(picture.size * 2) / (size[::-1] * 2)
+def box_of(map_HW: np.ndarray, size: tuple[int, int], picture: Image.Image, model: dict) -> list[float]:
+    """The best window, or else around the most active pixels of the map, in pixels of the upright picture."""
     if model["windows"]:
-        stride, cells = model["windows"][1], np.array(map_HW.shape)
-        first = np.array(np.unravel_index(map_HW.argmax(), map_HW.shape)) * stride
-        y0, x0, y1, x1 = *first, *(first + size - (cells - 1) * stride)
-        return (np.array([x0, y0, x1, y1]) * scale).tolist()
-    map_HW = map_HW - map_HW.min()
-    pixels = cubic(size[0], map_HW.shape[0]) @ map_HW @ cubic(size[1], map_HW.shape[1]).T
-    reaching = pixels.size - math.ceil((pixels.size - 1) * model["percentile"] / 100)
-    active = pixels >= np.partition(pixels.flatten(), -reaching)[-reaching] - ROUNDING * map_HW.max()
-    y, x = active.any(1).nonzero()[0], active.any(0).nonzero()[0]
+        stride, place = model["windows"][1], np.unravel_index(map_HW.argmax(), map_HW.shape)
+        y, x = (range(p * stride, s - (n - 1 - p) * stride) for p, s, n in zip(place, size, map_HW.shape, strict=True))
+    else:
+        map_HW = map_HW - map_HW.min()
+        pixels = cubic(size[0], map_HW.shape[0]) @ map_HW @ cubic(size[1], map_HW.shape[1]).T
+        reaching = pixels.size - math.ceil((pixels.size - 1) * model["percentile"] / 100)
+        active = pixels >= np.partition(pixels.flatten(), -reaching)[-reaching] - ROUNDING * map_HW.max()
+        y, x = active.any(1).nonzero()[0], active.any(0).nonzero()[0]
+    scale = np.array(picture.size * 2) / (size[::-1] * 2)
     return (np.array([x[0], y[0], x[-1] + 1, y[-1] + 1]) * scale).tolist()
 
 

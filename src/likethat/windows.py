@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from likethat.errors import UserError
@@ -21,6 +22,10 @@ class Windows:
         """Rows and columns of windows in a picture of that size."""
         height, width = size_hw
         return (height - self.size) // self.stride + 1, (width - self.size) // self.stride + 1
+
+    def cost(self, size_hw: tuple[int, int]) -> float:
+        """Pixels of all windows for one pixel of the picture."""
+        return math.prod(self.grid(size_hw)) * self.size**2 / math.prod(size_hw)
 
     def cover(self, size_hw: tuple[int, int]) -> bool:
         """Whether every pixel of a picture of that size lies in a window, and every window in the picture."""

@@ -90,7 +90,7 @@ def test_torch_program(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_example_explains_like_the_command(run: Path, exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(EXAMPLE.read_text().splitlines()) <= 60
+    assert len(EXAMPLE.read_text().splitlines()) <= 65
     capsys.readouterr()
     for path in pictures_of(run)[::4]:
         command = [sys.executable, str(EXAMPLE), str(exported), str(path)]

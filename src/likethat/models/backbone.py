@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -140,10 +139,11 @@ def place(model: Module, device: torch.device) -> Module:
 class WindowedBackbone(Backbone):
     """Each cell of the map is what the network makes of one window of the picture, without the rest of it."""
 
+    windows: Windows
     takes = "windows, so change the size in --windows"
 
-    def __init__(self, name: str, input_size: tuple[int, int], windows: Windows, *, fine_map: bool = False) -> None:
-        super().__init__(name, (windows.size, windows.size), fine_map=fine_map)
+    def __init__(self, name: str, input_size: tuple[int, int], windows: Windows) -> None:
+        super().__init__(name, (windows.size, windows.size))
         self.windows, self.input_size, self.map_size = windows, input_size, windows.grid(input_size)
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
@@ -151,16 +151,10 @@ class WindowedBackbone(Backbone):
         # looked at together as have the pixels of the pictures, so that a pass needs the memory of a plain one.
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._pooled(x_B3HW)
-        at_once = max(1, int(len(x_B3HW) / self.area_ratio))
+        at_once = max(1, int(len(x_B3HW) / self.windows.cost(self.input_size)))
         return torch.cat([self._pooled(x_b3HW) for x_b3HW in x_B3HW.split(at_once)])
 
-    @property
-    def area_ratio(self) -> float:
-        """Pixels of all windows for one pixel of the picture."""
-        return math.prod(self.map_size) * math.prod(self.net_size) / math.prod(self.input_size)
-
     def _pooled(self, x_B3HW: Tensor) -> Tensor:
-        assert self.windows is not None
         size, stride = self.windows.size, self.windows.stride
         x_B3HWyx = x_B3HW.unfold(2, size, stride).unfold(3, size, stride)
         feature_NC = self.features(x_B3HWyx.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)).mean((2, 3))
@@ -187,7 +181,7 @@ def create_backbone(
     if windows == NO_WINDOWS:
         backbone = Backbone(name, input_size, fine_map=fine_map)
     else:
-        backbone = WindowedBackbone(name, input_size, Windows(*windows), fine_map=fine_map)
+        backbone = WindowedBackbone(name, input_size, Windows(*windows))  # their maps are averaged
     backbone.centred = centred
     if weights == "none":
         return backbone

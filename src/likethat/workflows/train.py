@@ -94,9 +94,11 @@ def with_chosen_width(record: RunRecord, model: ProtoPNet) -> RunRecord:
 def _describe(prepared: PreparedRun, model: ProtoPNet, device: torch.device, display: Display) -> None:
     counts = ", ".join(f"{len(images)} {part}" for part, images in prepared.images.items())
     height, width = model.backbone.map_size
+    windows = model.backbone.windows
+    of_windows = f" of windows ({windows.cost(model.backbone.input_size):.1f} times the pixels)" if windows else ""
     display.line(
         f"{len(prepared.dataset.classes)} classes, images: {counts}. {model.backbone.name} on {device}, "
-        f"{height}x{width} map, {len(model.prototype_layer.class_P)} prototypes."
+        f"{height}x{width} map{of_windows}, {len(model.prototype_layer.class_P)} prototypes."
     )
 
 

@@ -70,7 +70,7 @@ def one_line(text: str, width: float, size: int) -> str:
 
 def draw_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Image:
     heights = [_height(sheet) for sheet in explanation.classes]
-    head = 210
+    head = 228 if explanation.sees_windows else 210
     canvas = SheetCanvas(head + sum(heights) + 24)
     _draw_head(canvas, explanation)
     canvas.y = head
@@ -101,7 +101,7 @@ def _draw_head(canvas: SheetCanvas, explanation: ScoredPicture) -> None:
         colour = DOUBT if explanation.verdict.abstains else INK
         canvas.text(x, 176, one_line(explanation.verdict.sentence(), room, 12), 12, colour)
     if explanation.sees_windows:
-        canvas.text(x, 194, SEEN_ALONE, 12, SOFT)
+        canvas.text(x, 196, SEEN_ALONE, 12, SOFT)
 
 
 def _height(sheet: Sheet) -> int:
