@@ -19,7 +19,7 @@ NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def _option(default: Any, text: str, choices: tuple[str, ...] = (), words: Mapping[str, Any] = NO_WORDS) -> Any:
-    """`words` may be written for values that say nothing by themselves."""
+    """Return a field with its help; `words` may be written for values that say nothing by themselves."""
     return field(default=default, metadata={"help": text, "choices": choices, "words": words})
 
 
@@ -99,7 +99,7 @@ class TrainConfig:
 
     @property
     def has_baseline(self) -> bool:
-        """Whether prototypes come from a baseline, its own or a given one."""
+        """Return whether prototypes come from a baseline, its own or a given one."""
         return self.baseline_epochs > 0 or self.from_baseline != ""
 
 
@@ -131,7 +131,7 @@ class Config:
 
 
 def paper(backbone: str) -> Config:
-    """The published recipe. One epoch is 30 augmented views of every image; D is the authors' for that backbone."""
+    """Return the published recipe. An epoch is 30 augmented views of every image; D is as the authors set it."""
     return Config(
         preset="paper",
         model=ModelConfig(
@@ -163,7 +163,7 @@ def paper(backbone: str) -> Config:
 
 
 def default(backbone: str) -> Config:
-    """Ours: fine-tune a baseline, take prototypes from the patches that speak most for their class, refine both."""
+    """Return our recipe: fine-tune a baseline, take the patches that speak most for their class, refine both."""
     return Config()
 
 
@@ -171,7 +171,7 @@ PRESETS = {"default": default, "paper": paper}
 
 
 def options() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
-    """Every option by name: its section, its field and its type. Names are unique over all sections."""
+    """Return every option by name: its section, its field and its type. Names are unique over all sections."""
     found: dict[str, tuple[str, dataclasses.Field[Any], Any]] = {}
     for section, kind in SECTIONS.items():
         hints = typing.get_type_hints(kind)
@@ -182,7 +182,7 @@ def options() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
 
 
 def resolve(preset: str = "default", file: Path | None = None, **overrides: Any) -> Config:
-    """Preset, then the TOML file, then overrides by name; values are checked against the option's type."""
+    """Return the preset with the TOML file's values and then the overrides put in, each checked against its type."""
     from_file = _read_toml(file) if file else {}
     values = {**from_file, **overrides}
     if preset not in PRESETS:
@@ -201,7 +201,7 @@ def resolve(preset: str = "default", file: Path | None = None, **overrides: Any)
 
 
 def from_dict(saved: dict[str, Any]) -> Config:
-    """A configuration as `Config.to_dict` gave it, perhaps through JSON."""
+    """Read a configuration as `Config.to_dict` gave it, perhaps through JSON."""
     renamed = {
         section: {RENAMED_OPTIONS.get(name, name): value for name, value in saved[section].items()}
         for section in SECTIONS
@@ -212,7 +212,7 @@ def from_dict(saved: dict[str, Any]) -> Config:
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
-    """Options by name, either at the top or under [data], [model], [augment], [train]."""
+    """Read options by name, either at the top of the file or under [data], [model], [augment], [train]."""
     try:
         document = tomllib.loads(file.read_text())
     except FileNotFoundError as error:
@@ -228,7 +228,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def _check(config: Config) -> None:
-    """Numbers that would train nothing or crash later."""
+    """Refuse numbers that would train nothing or crash later."""
     rules = [
         *[
             (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")

@@ -22,14 +22,14 @@ def add_training_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def training_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """What `add_training_arguments` asked for, as the keywords of the functions that train."""
+    """Return the arguments of `add_training_arguments` as keywords of the functions that train."""
     asked = {name: getattr(args, name) for name in ("preset", "device", "resume", "overwrite")}
     chosen = {name: getattr(args, name) for name in config.options() if getattr(args, name) is not None}
     return {**asked, "config_file": args.config, "display": display_of(args), **chosen}
 
 
 def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> None:
-    """A flag for every field of the configuration. Defaults are shown as the default preset has them."""
+    """Add a flag for every field of the configuration, with the default preset's values as defaults in its help."""
     shown = config.resolve("default").to_dict()
     groups = {section: verb.add_argument_group(f"{section} options") for section in config.SECTIONS}
     for name, (section, entry, kind) in config.options().items():

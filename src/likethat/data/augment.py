@@ -44,7 +44,7 @@ def draw_views(batch: int, aspect: float, config: AugmentConfig, generator: torc
 
 
 def show(x_B3HW: Tensor, views: Views) -> Tensor:
-    """Warps, recolours and pierces each picture, and covers a part of some with a piece of another.
+    """Warp, recolour and pierce each picture, and cover a part of some with a piece of another.
 
     All warps are one sampling grid, so pixels are interpolated once. Corners are filled by reflection, not black.
     """
@@ -57,19 +57,19 @@ def show(x_B3HW: Tensor, views: Views) -> Tensor:
 
 
 def of_shown(value_B: Tensor, views: Views) -> Tensor:
-    """What is known of each image of a batch (its number, its label), for the one or two that each view shows: B, 2."""
+    """Return what is known of each image (its number, its label) for the one or two that each view shows: B, 2."""
     pieced_B = views.piece_B4[:, 2] > 0
     return torch.stack([value_B, torch.where(pieced_B, value_B.roll(1), value_B)], 1)
 
 
 def shown_shares(views: Views) -> Tensor:
-    """The shares of each view that show its picture and the piece of another: B, 2."""
+    """Return the shares of each view that show its picture and the piece of another: B, 2."""
     piece_B = views.piece_B4[:, 2:].prod(1)
     return torch.stack([1 - piece_B, piece_B], 1)
 
 
 def draw_warps(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A homography and an elastic displacement for each picture. Either one kind of warp a picture, as in the
+    """Draw a homography and an elastic displacement for each picture: either one kind of warp a picture, as in the
     published recipe, or all of them together (`compose`)."""
     rotated_B33 = _rotation(_uniform(batch, config.rotation, generator), aspect)
     skewed_B33 = _skew(batch, config.skew, generator)
@@ -97,7 +97,7 @@ def _uniform(shape: int | tuple[int, ...], limit: float, generator: torch.Genera
 
 
 def _rotation(degrees_B: Tensor, aspect: float) -> Tensor:
-    """Rotation in pixels: the sampling grid runs from -1 to 1 along both sides, whatever their lengths."""
+    """Return rotations in pixels: the sampling grid runs from -1 to 1 along both sides, whatever their lengths."""
     angle_B = degrees_B * math.pi / 180
     cos_B, sin_B = angle_B.cos(), angle_B.sin()
     matrix_B33 = torch.zeros(len(degrees_B), 3, 3)
@@ -108,7 +108,7 @@ def _rotation(degrees_B: Tensor, aspect: float) -> Tensor:
 
 
 def _shear(batch: int, limit: float, generator: torch.Generator) -> Tensor:
-    """Along x or along y, as a coin says."""
+    """Draw shears along x or along y, with equal chance."""
     slope_B = torch.tan(_uniform(batch, limit, generator) * math.pi / 180)
     along_x_B = torch.rand(batch, generator=generator) < 0.5
     matrix_B33 = torch.eye(3).repeat(batch, 1, 1)
@@ -118,7 +118,7 @@ def _shear(batch: int, limit: float, generator: torch.Generator) -> Tensor:
 
 
 def _zoom(batch: int, smallest: float, generator: torch.Generator) -> Tensor:
-    """Shows a part of the picture, `smallest` of its sides or more, somewhere inside it."""
+    """Draw zooms that show a part of the picture, `smallest` of its sides or more, somewhere inside it."""
     scale_B = torch.exp(torch.rand(batch, generator=generator) * math.log(smallest))
     matrix_B33 = torch.eye(3).repeat(batch, 1, 1)
     matrix_B33[:, 0, 0] = matrix_B33[:, 1, 1] = scale_B
@@ -127,7 +127,7 @@ def _zoom(batch: int, smallest: float, generator: torch.Generator) -> Tensor:
 
 
 def _skew(batch: int, limit: float, generator: torch.Generator) -> Tensor:
-    """The homography that takes the picture's corners to corners moved inwards by up to `limit` of a side."""
+    """Draw homographies that take the picture's corners to corners moved inwards by up to `limit` of a side."""
     corner_42 = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
     moved_B42 = corner_42 * (1 - 2 * limit * torch.rand(batch, 4, 2, generator=generator))
     # Eight equations in the eight unknowns of a homography with a last entry of 1.
@@ -141,7 +141,7 @@ def _skew(batch: int, limit: float, generator: torch.Generator) -> Tensor:
 
 
 def _sampling_grid(warp_B33: Tensor, bend_B2GG: Tensor, height: int, width: int) -> Tensor:
-    """Where in the source each output pixel is read, in [-1, 1], as B, H, W, 2."""
+    """Return where in the source each output pixel is read, in [-1, 1], as B, H, W, 2."""
     y_HW, x_HW = _coordinates(height, width, warp_B33.device)
     warped_B3HW = torch.einsum("bij,jhw->bihw", warp_B33, torch.stack([x_HW, y_HW, torch.ones_like(x_HW)]))
     bent_B2HW = F.interpolate(bend_B2GG, (height, width), mode="bicubic", align_corners=True)
@@ -149,14 +149,14 @@ def _sampling_grid(warp_B33: Tensor, bend_B2GG: Tensor, height: int, width: int)
 
 
 def _coordinates(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """y and x of every pixel's centre, in [-1, 1]."""
+    """Return y and x of every pixel's centre, in [-1, 1]."""
     y_H = (torch.arange(height, device=device) * 2 + 1) / height - 1
     x_W = (torch.arange(width, device=device) * 2 + 1) / width - 1
     return y_H[:, None].expand(height, width), x_W.expand(height, width)
 
 
 def recolour(x_B3HW: Tensor, factor_B3: Tensor) -> Tensor:
-    """Brightness, contrast and saturation, each times a factor near 1."""
+    """Multiply brightness, contrast and saturation by a factor near 1 each."""
     brightness, contrast, saturation = factor_B3[:, :, None, None, None].unbind(1)
     x_B3HW = x_B3HW * brightness
     mean_B111 = x_B3HW.mean((1, 2, 3), keepdim=True)
@@ -166,7 +166,7 @@ def recolour(x_B3HW: Tensor, factor_B3: Tensor) -> Tensor:
 
 
 def _draw_rectangles(batch: int, chance: float, area: tuple[float, float], generator: torch.Generator) -> Tensor:
-    """Centre and half sides of a rectangle; of no size where the picture is to have none."""
+    """Draw the centre and half sides of a rectangle; its size is zero where the picture is to have none."""
     low, high = area
     area_B = low + (high - low) * torch.rand(batch, generator=generator)
     stretch_B = torch.exp(_uniform(batch, 0.7, generator))
@@ -177,7 +177,7 @@ def _draw_rectangles(batch: int, chance: float, area: tuple[float, float], gener
 
 
 def _inside(rectangle_B4: Tensor, height: int, width: int) -> Tensor:
-    """True for the pixels of each picture's rectangle, as B, 1, H, W."""
+    """Return a mask, B, 1, H, W, that is true for the pixels of each picture's rectangle."""
     y_HW, x_HW = _coordinates(height, width, rectangle_B4.device)
     y_B11, x_B11, half_y_B11, half_x_B11 = rectangle_B4[:, :, None, None].unbind(1)
     inside_BHW = ((y_HW - y_B11).abs() < half_y_B11) & ((x_HW - x_B11).abs() < half_x_B11)

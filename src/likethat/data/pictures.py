@@ -20,8 +20,8 @@ class Skipped:
 
 
 def find_pictures(sources: Sequence[str]) -> tuple[list[str], list[Skipped]]:
-    """Files as they are named and all pictures in folders, at any depth; what folders hold besides is skipped, and so
-    are runs and the like in them, whose pictures are likethat's own."""
+    """Return named files as they are, and all pictures in folders, at any depth. Other files in folders are skipped,
+    and so are runs and the like, whose pictures are likethat's own."""
     found: dict[str, None] = {}  # in order, each once
     skipped: list[Skipped] = []
     for source in sources:

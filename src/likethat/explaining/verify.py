@@ -43,7 +43,7 @@ class Verification:
 
 
 def verify(classifier: Classifier, roots: Sequence[Path], advance: Advance | None = None) -> Verification:
-    """Recomputes the source patch of every prototype from the image file and compares it number by number.
+    """Recompute the source patch of every prototype from the image file and compare it number by number.
 
     `roots` has the data folder of each network.
     """
@@ -70,7 +70,7 @@ def verify(classifier: Classifier, roots: Sequence[Path], advance: Advance | Non
 def _verify_images(
     model: ProtoPNet, groups: list[list[tuple[int, Prototype]]], root: Path
 ) -> tuple[float, list[Failure]]:
-    """The largest error, and what fails, among the prototypes of a few images."""
+    """Return the largest error, and what fails, among the prototypes of a few images."""
     layer, device = model.prototype_layer, next(model.parameters()).device
     pixels, readable, failures = [], [], []
     for group in groups:

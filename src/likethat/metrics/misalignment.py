@@ -39,7 +39,7 @@ KEPT = About("similarity kept in another picture", HIGHER, GROUP, "this project"
 def attack(
     network: ProtoPNet, x_B3HW: Tensor, prototype_B: Tensor, free_B1HW: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """The picture with its free pixels changed, each by at most BOUND, so that the prototype's similarity is least."""
+    """Change the picture's free pixels, each by at most BOUND, so that the prototype's similarity is least."""
     bound_311 = BOUND * torch.tensor(IMAGENET_STD, device=x_B3HW.device)[:, None, None]
     step_311 = bound_311 * STEP / BOUND
     start_B3HW = torch.rand(x_B3HW.shape, generator=generator, device=x_B3HW.device) * 2 - 1
@@ -52,7 +52,7 @@ def attack(
 
 
 def active_pixels(map_BHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """True at the tenth of the pixels where the upsampled (bilinear) map is largest."""
+    """Return a mask of the tenth of the pixels where the upsampled (bilinear) map is largest."""
     pixel_Bn = F.interpolate(map_BHW[:, None], size_hw, mode="bilinear", align_corners=False).flatten(1)
     count = max(1, round(ACTIVE * pixel_Bn.shape[1]))
     return pixel_Bn >= pixel_Bn.topk(count, dim=1).values[:, -1:]
@@ -64,7 +64,7 @@ def location_change(before_BHW: Tensor, after_BHW: Tensor, size_hw: tuple[int, i
 
 
 def others_above(score_BP: Tensor, prototype_B: Tensor, class_P: Tensor) -> Tensor:
-    """How many prototypes of other classes are more similar to the picture."""
+    """Count the prototypes of other classes that are more similar to the picture."""
     own_B1 = score_BP.gather(1, prototype_B[:, None])
     return ((score_BP > own_B1) & (class_P != class_P[prototype_B][:, None])).sum(1)
 
@@ -121,7 +121,7 @@ class Misalignment(Metric):
 
 
 def similarity_kept(batch: Batch) -> Tensor:
-    """With the box of the prototype with most points pasted into the next picture of the batch."""
+    """Return similarities with the box of the prototype with most points pasted into the batch's next picture."""
     evidence = batch.evidence
     box_B14, prototype_B = evidence.box_BE4[:, :1], evidence.prototype_BE[:, 0]
     pasted = []
@@ -133,7 +133,7 @@ def similarity_kept(batch: Batch) -> Tensor:
 
 
 def at_the_same_place(before: Reading, after: Reading, prototype_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Similarities where the prototype is most active before."""
+    """Return similarities at the place where the prototype was most active before."""
     everyone_B = torch.arange(len(prototype_B), device=prototype_B.device)
     value_2B = before.logits_BK.new_zeros(2, len(prototype_B))
     both = zip(before.maps(everyone_B, prototype_B), after.maps(everyone_B, prototype_B), strict=True)

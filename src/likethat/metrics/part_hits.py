@@ -13,14 +13,14 @@ NO_PARTS = "the data has no part annotations"
 
 
 def parts_in_region(reading: Reading, image_S: Tensor, prototype_S: Tensor, part_BQ4: Tensor) -> Tensor:
-    """S x Q: True where the part lies in the square around the prototype's most active pixel; never a hidden part."""
+    """Return, S x Q, whether the part is visible and in the square around the prototype's most active pixel."""
     peak_S2 = reading.peaks(image_S, prototype_S)
     offset_SQ2 = (centres(part_BQ4)[image_S] - peak_S2[:, None]).abs()
     return (offset_SQ2 <= HALF_REGION).all(2)
 
 
 def own_parts(batch: Batch) -> Tensor:
-    """The same for all prototypes of each image's own class, as `batch.own_pairs` lists them."""
+    """Return the same for all prototypes of each image's own class, as `batch.own_pairs` lists them."""
     assert batch.part_BQ4 is not None
     return parts_in_region(batch.clean, *batch.own_pairs, batch.part_BQ4)
 

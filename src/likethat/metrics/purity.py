@@ -31,13 +31,13 @@ ABOUT = About("purity", HIGHER, "parts", "Nauta et al. 2023")
 
 
 def trimmed(box: Tensor) -> Tensor:
-    """Boxes (... x 4) cut down to the size of a patch around their middle."""
+    """Cut boxes (... x 4) down to the size of a patch around their middle."""
     middle, half = centres(box), ((box[..., 2:] - box[..., :2]) / 2).clamp(max=PATCH / 2)
     return torch.cat([middle - half, middle + half], -1)
 
 
 def purities(patch_Pk4: Tensor, part_PkQ4: Tensor, sides: Sequence[int]) -> Tensor:
-    """Of every prototype, from its patches and the parts of the pictures they are from; NaN where no part is shown."""
+    """Return the purity of every prototype, from its patches and their pictures' parts; NaN where no part is shown."""
     point_PkQ2 = centres(part_PkQ4)
     low, high = patch_Pk4[:, :, None, :2], patch_Pk4[:, :, None, 2:]
     inside_PkQ = ((point_PkQ2 >= low) & (point_PkQ2 <= high)).all(-1)
@@ -65,7 +65,7 @@ class Purity(Metric):
 
     @cached_property
     def purity_P(self) -> Tensor:
-        """Of all prototypes, once all images are seen."""
+        """Return the purity of all prototypes, once all images are seen."""
         assert self.subject.parts is not None
         found = []
         for network, search in zip(self.subject.classifier.networks, self.searches, strict=True):

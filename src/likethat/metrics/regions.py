@@ -30,11 +30,11 @@ class Reading:
         return torch.cat([output.score_BP for output in self.outputs], 1)
 
     def peaks(self, image_S: Tensor, prototype_S: Tensor) -> Tensor:
-        """S x 2: the most active pixel of each prototype in each image (x, y)."""
+        """Return the most active pixel (x, y) of each prototype in each image: S x 2."""
         return self._places(image_S, prototype_S, 2, peaks_of_maps)
 
     def boxes(self, image_S: Tensor, prototype_S: Tensor) -> Tensor:
-        """S x 4: the paper's boxes around the most active pixels (x0, y0, x1, y1)."""
+        """Return the paper's boxes (x0, y0, x1, y1) around the most active pixels: S x 4."""
         return self._places(image_S, prototype_S, 4, boxes_of_maps)
 
     def _places(
@@ -46,7 +46,7 @@ class Reading:
         return place_S4
 
     def maps(self, image_S: Tensor, prototype_S: Tensor) -> Iterator[tuple[ProtoPNet, Tensor, Tensor]]:
-        """Of every member that has some of these prototypes: the network, which of the S they are, similarity maps."""
+        """Yield every member with some of these prototypes: the network, which of the S they are, similarity maps."""
         start = 0
         for network, output in zip(self.networks, self.outputs, strict=True):
             count = output.score_BP.shape[1]
@@ -58,7 +58,7 @@ class Reading:
 
 
 def peaks_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Centre of the largest pixel of each map, upsampled to a picture of that size; the first of equals."""
+    """Return the centre of the largest pixel of each map, upsampled to a picture of that size; the first of equals."""
     height, width = size_hw
     place_S = torch.cat([upsample(chunk, size_hw).flatten(1).argmax(1) for chunk in chunks(map_SHW.float(), size_hw)])
     x_S, y_S = (place_S % width + 0.5) / width, (place_S // width + 0.5) / height
@@ -71,12 +71,12 @@ def boxes_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
 
 
 def centres(box: Tensor) -> Tensor:
-    """... x 4 boxes to ... x 2 centres."""
+    """Return the centres, ... x 2, of boxes, ... x 4."""
     return (box[..., :2] + box[..., 2:]) / 2
 
 
 def intersection_over_union(a_S4: Tensor, b_S4: Tensor) -> Tensor:
-    """Of boxes two by two; 0 where both are empty."""
+    """Return the overlap of boxes two by two; 0 where both are empty."""
     side_S2 = (torch.minimum(a_S4[:, 2:], b_S4[:, 2:]) - torch.maximum(a_S4[:, :2], b_S4[:, :2])).clamp(min=0)
     both_S = side_S2.prod(1)
     return both_S / (areas(a_S4) + areas(b_S4) - both_S).clamp(min=1e-12)
@@ -87,13 +87,13 @@ def areas(box_S4: Tensor) -> Tensor:
 
 
 def distance_to_box(point_S2: Tensor, box_S4: Tensor) -> Tensor:
-    """Euclidean, in shares; 0 inside. NaN where there is no box."""
+    """Return the Euclidean distance in shares; 0 inside, NaN where there is no box."""
     outside_S2 = torch.maximum(box_S4[:, :2] - point_S2, point_S2 - box_S4[:, 2:]).clamp(min=0)
     return outside_S2.square().sum(1).sqrt()
 
 
 def box_masks(box_BE4: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """B, E, height, width: True at pixels whose centre lies in the box."""
+    """Return a mask, B, E, height, width, that is true at pixels whose centre lies in the box."""
     height, width = size_hw
     x_W = (torch.arange(width, device=box_BE4.device) + 0.5) / width
     y_H = (torch.arange(height, device=box_BE4.device) + 0.5) / height

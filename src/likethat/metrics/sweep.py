@@ -71,7 +71,7 @@ class Subject:
 
     @cached_property
     def order_N(self) -> Tensor:
-        """The same shuffled order every time: its first images are a fair sample of all."""
+        """Return the same shuffled order every time: its first images are a fair sample of all."""
         return torch.randperm(len(self.samples), generator=torch.Generator().manual_seed(seed_for("sweep")))
 
     def sample_note(self, count: int) -> str:
@@ -129,7 +129,7 @@ class Batch:
         return Reading(networks, [network(x_B3HW) for network, x_B3HW in zip(networks, x, strict=True)])
 
     def once(self, key: str, make: Callable[[Batch], Result]) -> Result:
-        """What `make` gives for this batch; made when the first of several metrics asks for it."""
+        """Return `make(self)`, computed when the first of several metrics asks for it."""
         if key not in self.made:
             self.made[key] = make(self)
         made: Result = self.made[key]
@@ -141,7 +141,7 @@ class Batch:
 
     @cached_property
     def noisy(self) -> Reading:
-        """Under the noise of Huang et al. 2023."""
+        """Return the reading under the noise of Huang et al. 2023."""
         generator = torch.Generator(self.device).manual_seed(seed_for("noise", int(self.index_B[0])))
         return self.read([add_noise(x_B3HW, generator) for x_B3HW in self.x])
 
@@ -151,7 +151,7 @@ class Batch:
 
     @cached_property
     def own_pairs(self) -> tuple[Tensor, Tensor]:
-        """Image in the batch and prototype, for all prototypes of the image's own class."""
+        """Return image in the batch and prototype, for all prototypes of the image's own class."""
         image_S, prototype_S = (self.label_B[:, None] == self.subject.class_P).nonzero().unbind(1)
         return image_S, prototype_S
 
@@ -185,7 +185,7 @@ def add_noise(x_B3HW: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def sweep(subject: Subject, metrics: Sequence[Metric], display: Display) -> Tensor:
-    """Shows every image once to every metric; gives the logits of all images, N x K, in the order of the samples."""
+    """Show every image once to every metric; return the logits of all images, N x K, in the order of the samples."""
     logits_NK = torch.zeros(len(subject.samples), len(subject.classifier.classes))
     sizes = [subject.attacked, subject.perturbed - subject.attacked, len(subject.samples) - subject.perturbed]
     costs = [COST_ATTACKED, COST_PERTURBED, 2]

@@ -44,7 +44,7 @@ class Backbone(nn.Module):
         self.channels, self.map_size = self._probe()
 
     def _probe(self) -> tuple[int, tuple[int, int]]:
-        """Channels and size of the map, read off the model by running it once."""
+        """Return channels and size of the map, read off the model by running it once."""
         training = self.training
         self.eval()
         try:
@@ -62,7 +62,7 @@ class Backbone(nn.Module):
         return self.to_map(self.net.forward_features((x_B3HW - self.mean) / self.std))
 
     def to_map(self, feature: Tensor) -> Tensor:
-        """Brings tokens (ViT) and channels-last maps (Swin) into BCHW."""
+        """Bring tokens (ViT) and channels-last maps (Swin) into BCHW."""
         if not isinstance(feature, Tensor) or feature.ndim not in (3, 4):
             raise UserError(f"{self.name} gives no spatial map, so it cannot be a backbone; choose another timm model.")
         if feature.ndim == 3:
@@ -100,13 +100,13 @@ def create_timm(name: str, input_size: tuple[int, int], *, num_classes: int = 0,
 
 
 def place(model: Module, device: torch.device) -> Module:
-    """Moves a model to its device, with the memory layout that convolutions are fastest in there."""
+    """Move a model to its device, with the memory layout that convolutions are fastest in there."""
     model = model.to(device)
     return model if device.type == "mps" else model.to(memory_format=torch.channels_last)
 
 
 def create_backbone(name: str, weights: str, input_size: tuple[int, int]) -> Backbone:
-    """`weights`: 'pretrained' (ImageNet), 'none' (random), or a safetensors or weights-only .pth file."""
+    """Create a backbone; `weights` are 'pretrained' (ImageNet), 'none' (random), or a safetensors or .pth file."""
     backbone = Backbone(name, input_size)
     if weights == "none":
         return backbone
@@ -135,7 +135,7 @@ def _pretrained_state(name: str, backbone: Backbone) -> dict[str, Tensor]:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors or weights-only .pth file, by name; never unpickles code."""
+    """Read the tensors of a safetensors or weights-only .pth file, by name; never unpickle code."""
     if not path.is_file():
         raise UserError(f"The weights file {path} does not exist; pass 'pretrained', 'none' or an existing file.")
     try:
@@ -158,7 +158,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def load_state(net: nn.Module, state: dict[str, Tensor], name: str, source: str) -> None:
-    """Every tensor of the backbone must be in `state` with its shape; heads in `state` are left aside."""
+    """Load every tensor of the backbone, which must be in `state` with its shape; heads in `state` are left aside."""
     wanted = net.state_dict()
     missing = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
     wrong = [key for key in wanted if key in state and state[key].shape != wanted[key].shape]

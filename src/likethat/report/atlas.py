@@ -77,7 +77,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def to_document(atlas: Atlas, thumbnails: Thumbnails) -> dict[str, Any]:
-    """All that the page shows, as data. Boxes are in pixels of the image files."""
+    """Return all that the page shows, as data. Boxes are in pixels of the image files."""
     summary = {
         "mean_distance_within_class": atlas.within_class,
         "mean_distance_between_classes": atlas.between_classes,
@@ -136,7 +136,8 @@ def _source(prototype: Prototype) -> Sample:
 
 
 def _page_entry(atlas: Atlas, entry: Entry, numbers: Mapping[Sample, int]) -> dict[str, Any]:
-    """Short, since the page holds thousands. Boxes are x, y, width, height in per mille of the picture."""
+    """Return an entry of the page: a short one, since the page holds thousands. Boxes are x, y, width, height in per
+    mille of the picture."""
     prototype = entry.prototype
     classes = atlas.classifier.classes
     source = read_picture(atlas.classifier.path, prototype.source)
@@ -172,7 +173,7 @@ def _per_mille(share: Box) -> list[int]:
 
 
 def _write_pictures(folder: Path, atlas: Atlas, advance: Advance | None) -> dict[Sample, Thumbnail]:
-    """One picture for every image that something lies in, and one of every prototype's part."""
+    """Write one picture for every image that something lies in, and one of every prototype's part."""
     (folder / PICTURES).mkdir()
     samples: dict[Sample, None] = {}
     for entry in atlas.entries:
@@ -202,7 +203,7 @@ def _write_pictures(folder: Path, atlas: Atlas, advance: Advance | None) -> dict
 
 
 def _webp(image: Image.Image, limit: int) -> bytes:
-    """In the best quality that keeps to the limit; where none does, in the least."""
+    """Encode in the best quality that keeps to the limit; where none does, in the least."""
     data = b""
     for quality in QUALITIES:
         buffer = io.BytesIO()

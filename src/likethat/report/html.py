@@ -20,7 +20,7 @@ MOST_INLINE = 60  # prototypes whose pictures a report holds itself; of more it 
 
 
 def write_report(run: Path, classifier: Classifier, explanations: Sequence[Explanation]) -> Path:
-    """report.html in the run folder: how good the model is, how it got there, what it looks for."""
+    """Write report.html into the run folder: how good the model is, how it got there, what it looks for."""
     metrics = layout.read_metrics(run)
     last = {entry.get("stage"): entry for entry in metrics}
     by_class = {name: [p for p in classifier.prototypes if p.class_name == name] for name in classifier.classes}
@@ -64,7 +64,7 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
 
 
 def write_baseline_report(run: Path, backbone: str, classes: Sequence[str]) -> Path:
-    """report.html of a baseline."""
+    """Write report.html of a baseline."""
     metrics = layout.read_metrics(run)
     test = metrics[-1]
     return write_page(
@@ -83,7 +83,7 @@ def write_baseline_report(run: Path, backbone: str, classes: Sequence[str]) -> P
 
 
 def _cycles(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Validation accuracy before projection, after it and after the last layer, cycle by cycle."""
+    """Return the validation accuracy before projection, after it and after the last layer, cycle by cycle."""
     cycles: dict[int, dict[str, Any]] = {}
     for entry in metrics:
         if entry.get("stage") in ("project", "last_layer"):

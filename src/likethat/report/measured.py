@@ -37,7 +37,7 @@ class Measured:
 
 
 def read_measured(run: Path, prototypes: Sequence[Prototype]) -> Measured | None:
-    """What `evaluate --interpretability` left in the run folder; None before."""
+    """Read what `evaluate --interpretability` left in the run folder; return None before it has run."""
     path = run / layout.INTERPRETABILITY
     if not path.is_file():
         return None
@@ -57,7 +57,7 @@ def read_measured(run: Path, prototypes: Sequence[Prototype]) -> Measured | None
 
 
 def _marked(columns: dict[str, list[float | None]], prototypes: Sequence[Prototype]) -> list[Marked]:
-    """Prototypes of which something is known, best first."""
+    """Return the prototypes of which something is known, best first."""
     found = []
     for number, prototype in enumerate(prototypes):
         marks = {name: value for name, values in columns.items() if (value := values[number]) is not None}

@@ -17,7 +17,7 @@ MOST_WEAK = 5  # classes and confusions listed
 
 
 def write_card(run: Path) -> None:
-    """From what the run folder tells; members of a combined run are described together."""
+    """Write the model card from what the run folder tells; members of a combined run are described together."""
     record, metrics = layout.read_record(run), layout.read_metrics(run)
     steps = {line["stage"]: line for line in metrics}
     sections = [
@@ -33,7 +33,7 @@ def write_card(run: Path) -> None:
 
 
 def _plain(text: str) -> str:
-    """Names of classes and data, as text: neither HTML nor Markdown."""
+    """Return a name of a class or of data as text: neither HTML nor Markdown."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text)
 
@@ -44,7 +44,7 @@ def _backbones(run: Path, record: RunRecord) -> str:
 
 
 def _head(run: Path, record: RunRecord, test: dict[str, Any] | None) -> str:
-    """What the hub reads. JSON is YAML, and safe whatever the names."""
+    """Return the part that the hub reads. JSON is YAML, and safe whatever the names."""
     head: dict[str, Any] = {
         "library_name": "likethat",
         "pipeline_tag": "image-classification",
@@ -90,7 +90,7 @@ def _data(record: RunRecord) -> str:
 
 
 def _accuracy(tests: list[dict[str, Any]], calibrated: bool) -> str:
-    """Every line about test images is a look at them: those before the last were at the models this one was made of."""
+    """Report every look at the test images: those before the last were at the models this one was made of."""
     if not tests:
         return "## Accuracy\n\nNot measured: there were no test images that are new to all members."
     test, looks = tests[-1], "Test images were looked at once, after every choice was made."

@@ -45,7 +45,7 @@ def start_from_baseline(
     share: float,
     advance: Advance | None = None,
 ) -> Projection:
-    """Sets add-on, prototypes and last layer from `baseline`, whose backbone the model shares.
+    """Set add-on, prototypes and last layer from `baseline`, whose backbone the model shares.
 
     `share` of each image's patches may become prototypes. Returns where the prototypes come from, as a projection does.
     """
@@ -69,7 +69,7 @@ def start_from_baseline(
 
 
 def candidate_count(model: ProtoPNet, images: Images | FeatureMaps, share: float) -> int:
-    """Patches of each image to choose from: a fixed share, or more where a class has few images for its prototypes."""
+    """Return how many patches of each image to choose from: a fixed share, or more where a class has few images."""
     height, width = model.patch_grid
     needed_K = model.own_KP.sum(1)
     image_K = images.label_N.bincount(minlength=model.num_classes).clamp(min=1)
@@ -80,8 +80,8 @@ def candidate_count(model: ProtoPNet, images: Images | FeatureMaps, share: float
 def find_candidate_patches(
     baseline: BaselineClassifier, images: Images | FeatureMaps, count: int, advance: Advance | None
 ) -> CandidatePatches:
-    """One pass. Evidence is the log-probability of the image's class by the patch alone: the baseline's logit is
-    the mean of its patches' logits, so each patch has its say."""
+    """Find candidates in one pass. Evidence is the log-probability of the image's class by the patch alone: the
+    baseline's logit is the mean of its patches' logits, so each patch has its say."""
     channels = baseline.backbone.channels
     keep = 4 * len(images) * count * channels <= MOST_BYTES
     feature_NtC = torch.zeros(len(images), count, channels, device=images.device) if keep else None
@@ -111,7 +111,7 @@ def find_candidate_patches(
 def candidates_by_class(
     model: ProtoPNet, images: Images | FeatureMaps, found: CandidatePatches, advance: Advance | None
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Of every class its number, its candidates (numbers among the N*t patches) and their latent vectors.
+    """Yield, for every class, its number, its candidates (numbers among the N*t patches) and their latent vectors.
 
     Vectors that were not kept are computed again, for as many classes at a time as fit into memory. A class that has
     too many by itself offers those with the strongest evidence.
@@ -141,7 +141,7 @@ def candidates_by_class(
 
 
 def set_add_on(model: ProtoPNet, mean_C: Tensor, covariance_CC: Tensor) -> None:
-    """The linear add-on becomes a half-whitened principal component analysis of real features: directions in which
+    """Make the linear add-on a half-whitened principal component analysis of real features: directions in which
     patches vary much do not drown the others."""
     convolution = model.add_on[0]
     assert isinstance(convolution, nn.Conv2d)
@@ -155,8 +155,8 @@ def set_add_on(model: ProtoPNet, mean_C: Tensor, covariance_CC: Tensor) -> None:
 
 
 def spread_choice(candidate_SD: Tensor, evidence_S: Tensor, count: int) -> Tensor:
-    """`count` different candidates, one near each centre of a k-means that starts at the strongest evidence and then
-    at whatever lies farthest from the centres so far."""
+    """Choose `count` different candidates, one near each centre of a k-means that starts at the strongest evidence and
+    then at whatever lies farthest from the centres so far."""
     start = [int(evidence_S.argmax())]
     distance_S = (candidate_SD - candidate_SD[start[0]]).square().sum(1)
     for _ in range(count - 1):
@@ -175,9 +175,9 @@ def spread_choice(candidate_SD: Tensor, evidence_S: Tensor, count: int) -> Tenso
 
 
 def scale_last_layer(model: ProtoPNet, images: Images | FeatureMaps, source_P: Tensor) -> None:
-    """Own-class connections of equal weight, with the sum that predicts the training images best when no image may
-    look at a prototype cut from it; no other connections. Smoothed labels keep separable images from asking for an
-    ever larger sum."""
+    """Connect own-class prototypes with equal weights, whose sum predicts the training images best when no image may
+    look at a prototype cut from it; set all other connections to zero. Smoothed labels keep separable images from
+    asking for an ever larger sum."""
     own_KP = model.own_KP
     mean_KP = own_KP / own_KP.sum(1, keepdim=True)
     scale_L = torch.tensor(SCALES, device=images.device)
@@ -195,7 +195,7 @@ def scale_last_layer(model: ProtoPNet, images: Images | FeatureMaps, source_P: T
 
 @torch.no_grad()
 def embed_sources(model: ProtoPNet, images: Images, source: Projection) -> None:
-    """Prototypes become what the network, as it is now, makes of the patches they were cut from."""
+    """Set prototypes to what the network, as it is now, makes of the patches they were cut from."""
     training = model.training
     model.eval()
     layer = model.prototype_layer
@@ -205,7 +205,7 @@ def embed_sources(model: ProtoPNet, images: Images, source: Projection) -> None:
 
 
 def embed(model: ProtoPNet, images: Images | FeatureMaps, image_S: Tensor, place_S: Tensor) -> Tensor:
-    """What the network makes of patches, each a place (row by row) in an image: S x D."""
+    """Return the latent vectors of patches, each a place (row by row) in an image: S x D."""
     layer = model.prototype_layer
     image_U, inverse_S = image_S.unique(return_inverse=True)
     vector_SD = layer.vectors().new_zeros(len(image_S), layer.vectors().shape[1])

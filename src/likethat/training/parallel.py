@@ -28,8 +28,8 @@ class Trained(nn.Module):
 
 
 def average_gradients(module: nn.Module, costs_of: CostsOf) -> CostsOf:
-    """The same costs; going back through them averages the gradients of `module` over the processes. The parameters
-    that are trained must be known, and are the main process's from now on."""
+    """Return the same costs; going back through them averages the gradients of `module` over the processes. The
+    parameters that are trained must be known, and are the main process's from now on."""
     if world_size() == 1:
         return costs_of
     # Every step of a stage has the same graph; some backbones have parameters that are not in it.
@@ -60,8 +60,8 @@ def sum_of_all(values: Tensor) -> Tensor:
 
 
 def synchronise_norms(model: nn.Module) -> None:
-    """BatchNorm that learns its statistics takes them from the whole batch: by torch's own SyncBatchNorm on CUDA, which
-    the CPU does not have, and in a few plain operations there."""
+    """Let BatchNorm that learns its statistics take them from the whole batch: by torch's own SyncBatchNorm on CUDA,
+    which the CPU does not have, and by a few simple operations there."""
     if world_size() == 1:
         return
     if next(model.parameters()).device.type == "cuda":
@@ -91,7 +91,7 @@ def _norm_of_all(norm: _BatchNorm, alone: Callable[[Tensor], Tensor], x_BCHW: Te
 
 @torch.no_grad()
 def _follow(norm: _BatchNorm, mean_C: Tensor, variance_C: Tensor) -> None:
-    """The running statistics, as BatchNorm keeps them."""
+    """Update the running statistics, as BatchNorm does."""
     if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
         return
     norm.num_batches_tracked += 1

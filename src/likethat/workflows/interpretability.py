@@ -51,8 +51,8 @@ class Interpretability:
 def evaluate_interpretability(
     classifier: Classifier, data: str | None, display: Display, ood: str | None = None
 ) -> Interpretability:
-    """Measures a run on its test images, keeps the result in the run folder and shows it in the report; or measures it
-    on other data, and then leaves the run as it is. `ood` is a folder of pictures of other things."""
+    """Measure a run on its test images, keep the result in the run folder and show it in the report; or measure it on
+    other data, and leave the run as it is. `ood` is a folder of pictures of other things."""
     started = time.monotonic()
     dataset, part = open_test_data(classifier, data)
     out_of_distribution = None if ood is None else open_out_of_distribution(classifier, ood)
@@ -84,5 +84,5 @@ def evaluate_interpretability(
 
 
 def _listed(value_P: Tensor) -> list[float | None]:
-    """NaN is not JSON."""
+    """Return a list with None for NaN, which is not JSON."""
     return [value if math.isfinite(value) else None for value in value_P.tolist()]

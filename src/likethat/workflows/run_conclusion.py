@@ -22,7 +22,7 @@ EXPLAINED = 4  # test images in the report
 def conclude(
     run: Path, metrics: list[dict[str, Any]], dataset: DataSet, logits_NK: Tensor, val_NK: Tensor | None
 ) -> tuple[Classifier, Evaluation]:
-    """Calibration, test accuracy, metrics.jsonl and report of a run whose models and prototypes are written.
+    """Write calibration, test accuracy, metrics.jsonl and report of a run whose models and prototypes are written.
 
     `logits_NK` are those of the test images, `val_NK` those of the validation images, if there are any that no network
     of the run was trained on.
@@ -38,7 +38,7 @@ def conclude(
 
 
 def explain_some(classifier: Classifier, dataset: DataSet, logits_NK: Tensor) -> list[Explanation]:
-    """A few test images spread over the classes, and one that the model got wrong where there is one."""
+    """Explain a few test images spread over the classes, and one that the model got wrong where there is one."""
     labels = torch.tensor([sample.label for sample in dataset.test])
     wrong = (logits_NK.argmax(1).cpu() != labels).nonzero()[:, 0].tolist()[:1]
     spread = torch.linspace(0, len(labels) - 1, EXPLAINED - len(wrong)).long().tolist()

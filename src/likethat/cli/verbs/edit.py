@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def edit(args: argparse.Namespace) -> int:
-    """Ban, merge, name or replace prototypes; solves the last layer again and writes a new run."""
+    """Ban, merge, name or replace prototypes, solve the last layer again and write a new run."""
     from likethat.cli.tables import print_candidates, print_edits
     from likethat.workflows.edit.editor import check_out, open_editor
 
@@ -46,7 +46,7 @@ def edit(args: argparse.Namespace) -> int:
 def apply(
     editor: Editor, kind: str, values: Sequence[str], candidate: Candidate | None, *, why: str, who: str | None
 ) -> Edit:
-    """One flag of the command line."""
+    """Apply one edit, as its flag of the command line gives it."""
     if kind == "name":
         number, text = values
         return editor.name(_number(number), text, why=why, who=who)
@@ -60,7 +60,7 @@ def apply(
 
 
 def choose(editor: Editor, values: Sequence[str]) -> Candidate:
-    """The candidate that --replace means."""
+    """Return the candidate that --replace means."""
     if len(values) > 2:
         raise UserError("--replace takes a prototype and, if not the first is wanted, the number of a candidate.")
     prototype, chosen = ([_number(value) for value in values] + [0])[:2]

@@ -12,7 +12,7 @@ from likethat.errors import UserError
 
 
 def explain(args: argparse.Namespace) -> int:
-    """Why each picture got its class: scoring sheets as a page, as pictures and as JSON."""
+    """Explain why each picture got its class, with scoring sheets as a page, as pictures and as JSON."""
     from likethat.data.folder_kinds import is_explanations
     from likethat.data.pictures import Skipped, find_pictures
     from likethat.explaining.draw.page import write_explanations

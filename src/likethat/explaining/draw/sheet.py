@@ -37,7 +37,7 @@ class SheetCanvas:
         self.draw.text(place, text, colour, _font_for(text, size), anchor, stroke_width=0.3 * SCALE if bold else 0)
 
     def picture(self, x: float, y: float, picture: Image.Image, side: int = PICTURE) -> None:
-        """Centred in a square."""
+        """Paste the picture into the centre of a square."""
         left = x * SCALE + (side * SCALE - picture.width) // 2
         top = y * SCALE + (side * SCALE - picture.height) // 2
         self.image.paste(picture, (round(left), round(top)))
@@ -48,7 +48,7 @@ class SheetCanvas:
 
 @cache
 def _font(size: int, plain: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's own font for plain English; it has no accents, so a wider one of the system for everything else."""
+    """Return Pillow's own font for plain English; it has no accents, so other text gets a wider font of the system."""
     for name in () if plain else ("DejaVuSans.ttf", "Arial Unicode.ttf", "segoeui.ttf"):
         with suppress(OSError):
             return ImageFont.truetype(name, size * SCALE)
@@ -60,7 +60,7 @@ def _font_for(text: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageF
 
 
 def one_line(text: str, width: float, size: int) -> str:
-    """Without line breaks and control characters, and cut with an ellipsis where it is too long."""
+    """Return the text without line breaks and control characters, cut with an ellipsis where it is too long."""
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     while text and _font_for(text, size).getlength(text) > width * SCALE:
         text = text[:-2].rstrip() + "…" if len(text) > 2 else ""
@@ -146,7 +146,7 @@ def _draw_row(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, row
 
 
 def _number_columns(*texts: str) -> list[tuple[float, str]]:
-    """Right edges of the columns of the sum."""
+    """Return the texts with the right edges of their columns in the sum."""
     right = WIDTH - MARGIN
     return list(zip((right - 250, right - 215, right - 120, right - 85, right), texts, strict=True))
 
