@@ -69,7 +69,7 @@ class TrainConfig:
     views: int = _option(1, "augmented views of every training image in an epoch")
     baseline_epochs: int = _option(40, "epochs of the baseline whose patches become prototypes; 0 for none")
     from_baseline: str = _option(
-        "", "a finished baseline to take them from instead: its run folder or a file of a timm model's weights"
+        "", "finished baseline to take prototypes from instead: its run folder or a file of a timm model's weights"
     )
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
     joint_epochs: tuple[int, ...] = _option(
@@ -78,8 +78,8 @@ class TrainConfig:
     candidate_share: float = _option(
         0.2, "share of an image's patches, those that speak most for its class, that may become prototypes"
     )
-    batch_norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
-    tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
+    batch_norm_images: int = _option(1000, "least number of training images from which BatchNorm learns its statistics")
+    tie: bool = _option(True, "keep prototypes on the patches they were chosen as, instead of letting them move")
     baseline_lr: float = _option(2e-4, "learning rate of the backbone in the baseline stage")
     head_lr: float = _option(2e-3, "learning rate of the baseline's linear layer")
     backbone_lr: float = _option(2e-4, "learning rate of the backbone in the joint stage")
@@ -87,13 +87,13 @@ class TrainConfig:
     prototype_lr: float = _option(3e-3, "learning rate of prototypes that are not tied")
     lr_step: int = _option(0, "joint epochs after which learning rates fall to a tenth; 0 for a cosine to zero")
     weight_decay: float = _option(0.05, "weight decay of backbone, add-on layers and linear layer")
-    decoupled_decay: bool = _option(True, "AdamW's weight decay instead of Adam's")
+    decoupled_decay: bool = _option(True, "use AdamW's weight decay instead of Adam's")
     label_smoothing: float = _option(0.1, "share of the target spread over all classes")
     distillation: float = _option(0.5, "share of the cross entropy taken against the baseline's probabilities")
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
-    ridge: float = _option(1e-4, "pull of the last layer to 1 for own classes, 0 for others; makes the optimum exist")
+    ridge: float = _option(1e-4, "weight of the pull of connections to 1 (own class) or 0; makes the optimum exist")
     last_layer_views: int = _option(4, "views of every training image that the last layer learns from")
     compile: bool = _option(False, "compile the steps: they begin a minute later and then take less time")
 

@@ -10,6 +10,8 @@ from typing import Any
 from likethat import config
 from likethat.cli.arguments import display_of
 
+METAVARS = {int: "N", float: "X", tuple[int, int]: "H,W", tuple[int, ...]: "N,..."}
+
 
 def add_training_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("data", metavar="DATA", help="image folder, CUB_200_2011 or Stanford Cars")
@@ -40,9 +42,9 @@ def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> 
         if kind is bool:
             groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            metavar = "|".join(entry.metadata["choices"]) or name.split("_")[-1].upper()
+            metavar = "|".join(entry.metadata["choices"]) or METAVARS.get(kind, name.split("_")[-1].upper())
             groups[section].add_argument(flag, metavar=metavar, help=text)
 
 
 def _written(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value) or "none"

@@ -108,11 +108,11 @@ def add(verbs: Any) -> None:
     verb.set_defaults(edits=[])
     edits: dict[str, Any] = {"action": _Append, "default": argparse.SUPPRESS}
     verb.add_argument("--ban", nargs="+", metavar="P", help="prototypes to take out", **edits)
-    verb.add_argument("--merge", nargs="+", metavar="P", help="duplicates, of which the first stays", **edits)
-    verb.add_argument("--name", nargs=2, metavar=("P", "TEXT"), help="what to call a prototype", **edits)
-    text = "another patch of the class instead: the first candidate, or the one of that number"
+    verb.add_argument("--merge", nargs="+", metavar="P", help="duplicates to merge into the first", **edits)
+    verb.add_argument("--name", nargs=2, metavar=("P", "TEXT"), help="prototype and its new name", **edits)
+    text = "put another patch of the class in its place: the first candidate, or the one of that number"
     verb.add_argument("--replace", nargs="+", metavar=("P", "CANDIDATE"), help=text, **edits)
     verb.add_argument("--candidates", type=int, metavar="P", help="only list the patches that could replace P")
-    verb.add_argument("--why", default="", metavar="TEXT", help="reason, kept in the run's history")
+    verb.add_argument("--why", default="", metavar="TEXT", help="reason, which the run's history keeps")
     verb.add_argument("--who", metavar="NAME", help="who edits (default: the user's name)")
     add_out(verb, required=False)

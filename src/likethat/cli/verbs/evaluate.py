@@ -46,4 +46,4 @@ def _interpretability(args: argparse.Namespace) -> int:
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "evaluate", evaluate, run=True, data=True, json=True, together=True)
     verb.add_argument("--interpretability", action="store_true", help="measure the explanations too (docs/metrics.md)")
-    verb.add_argument("--ood", metavar="FOLDER", help="with it: pictures of other things, to be told from the known")
+    verb.add_argument("--ood", metavar="FOLDER", help="pictures of other things, with --interpretability")

@@ -32,5 +32,5 @@ def predict(args: argparse.Namespace) -> int:
 
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "predict", predict, run=True, json=True)
-    verb.add_argument("images", nargs="+", metavar="IMAGE")
+    verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture")
     add_level(verb)

@@ -14,7 +14,7 @@ LEAST_TOKEN = 16  # letters
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Serve a run as a web page and an API; on other hosts than this one it asks for a token."""
+    """Serve a run as a web page and an API; other machines need a token."""
     try:
         from likethat.serve.app import create_app, open_socket, run_app
         from likethat.serve.security import new_token
@@ -49,4 +49,4 @@ def serve(args: argparse.Namespace) -> int:
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "serve", serve, run=True, data=True)
     verb.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine only)")
-    verb.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    verb.add_argument("--port", type=int, default=8000, help="port to serve on; 0 takes a free one (default: 8000)")
