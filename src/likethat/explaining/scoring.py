@@ -73,7 +73,7 @@ class ScoredPicture:
     @property
     def heading(self) -> str:
         """Return the words that introduce the predicted class's name."""
-        return "The least unlike class is" if self.verdict and self.verdict.abstains else "This picture looks like"
+        return "The nearest class is" if self.verdict and self.verdict.abstains else "This picture looks like"
 
     def sheet(self, name: str) -> Sheet:
         return next(sheet for sheet in self.classes if sheet.name == name)

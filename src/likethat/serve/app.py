@@ -50,7 +50,7 @@ def create_app(
     app = FastAPI(
         title="likethat",
         version=__version__,
-        description="Asks a model that explains itself: this part of the picture looks like that training patch.",
+        description="Ask a model that explains itself: this part of the picture looks like that training patch.",
         docs_url=None,  # its page would come from another server; /api shows the document without one
         redoc_url=None,
         lifespan=lifespan,
