@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from likethat.data.dataset import DataSet, Sample, hold_out
-from likethat.data.folder_kinds import is_made
+from likethat.data.folder_kinds import made_by_likethat
 from likethat.errors import UserError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
@@ -61,7 +61,7 @@ def _class_folders(folder: Path) -> list[str]:
     """Return the folders in `folder`, except hidden ones and those that likethat made, such as runs."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    return sorted(name for name in names if not is_made(folder / name))
+    return sorted(name for name in names if not made_by_likethat(folder / name))
 
 
 def _files_by_class(folder: Path) -> dict[str, list[str]]:
@@ -70,7 +70,7 @@ def _files_by_class(folder: Path) -> dict[str, list[str]]:
     for name in _class_folders(folder):
         start = os.path.join(folder, name)
         paths = sorted(_image_files(start, "", (os.path.realpath(start),)))
-        if paths or not any(is_made(Path(inside)) for inside, _, _ in os.walk(start)):  # not a folder for runs alone
+        if paths or not any(made_by_likethat(Path(inside)) for inside, _, _ in os.walk(start)):  # not for runs alone
             files[name] = paths
     return files
 
@@ -84,7 +84,7 @@ def _image_files(start: str, inside: str, parents: tuple[str, ...]) -> Iterator[
             path = f"{inside}/{entry.name}" if inside else entry.name
             if entry.is_dir():
                 real_path = os.path.realpath(entry.path)
-                if real_path not in parents and not is_made(Path(entry.path)):
+                if real_path not in parents and not made_by_likethat(Path(entry.path)):
                     yield from _image_files(start, path, (*parents, real_path))
             elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
                 yield path

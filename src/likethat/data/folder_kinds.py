@@ -42,7 +42,7 @@ def is_atlas(folder: Path) -> bool:
     return _has(folder, ATLAS)
 
 
-def is_made(folder: Path) -> bool:
+def made_by_likethat(folder: Path) -> bool:
     """Return whether likethat made the folder: a run, begun or finished, explanations, an atlas or a study."""
     return is_run(folder) or is_begun(folder) or any(_has(folder, names) for names in (EXPLANATIONS, ATLAS, STUDY))
 

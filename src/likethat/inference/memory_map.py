@@ -54,8 +54,8 @@ def make_file(file: Path, shape: tuple[int, ...], what: str) -> None:
     """Make a file that holds zeros."""
     file.parent.mkdir(parents=True, exist_ok=True)
     check_disk(file.parent, 2 * math.prod(shape), what)
-    with file.open("wb") as made:
-        made.truncate(2 * math.prod(shape))
+    with file.open("wb") as table:
+        table.truncate(2 * math.prod(shape))
 
 
 def map_file(file: Path, shape: tuple[int, ...]) -> Tensor:

@@ -117,7 +117,7 @@ class Batch:
         self.object_B4 = object_B4
         self.perturbed, self.attacked = perturbed, attacked
         self.device = subject.classifier.device
-        self.made: dict[str, Any] = {}
+        self.computed: dict[str, Any] = {}
         self.label_B = subject.label_N[index_B].to(self.device)
 
     def __len__(self) -> int:
@@ -130,10 +130,10 @@ class Batch:
 
     def once(self, key: str, make: Callable[[Batch], Result]) -> Result:
         """Return `make(self)`, computed when the first of several metrics asks for it."""
-        if key not in self.made:
-            self.made[key] = make(self)
-        made: Result = self.made[key]
-        return made
+        if key not in self.computed:
+            self.computed[key] = make(self)
+        result: Result = self.computed[key]
+        return result
 
     @cached_property
     def clean(self) -> Reading:

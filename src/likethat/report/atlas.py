@@ -182,7 +182,7 @@ def _write_pictures(folder: Path, atlas: Atlas, advance: Advance | None) -> dict
     limit = BUDGET // len(samples)
     side = min(MOST_SIDE, max(LEAST_SIDE, int(math.sqrt(limit / BYTES_PER_PIXEL))))
 
-    def thumbnail(numbered: tuple[int, Sample]) -> Thumbnail:
+    def draw(numbered: tuple[int, Sample]) -> Thumbnail:
         number, sample = numbered
         image = read_image(atlas.root / sample.path)
         _, view = to_input(image, sample.box, (1, 1))  # shares of a picture are pixels of one of a single pixel
@@ -192,8 +192,8 @@ def _write_pictures(folder: Path, atlas: Atlas, advance: Advance | None) -> dict
         return Thumbnail(name, *small.size, view)
 
     thumbnails = {}
-    for sample, made in zip(samples, map_in_threads(thumbnail, enumerate(samples)), strict=True):
-        thumbnails[sample] = made
+    for sample, thumbnail in zip(samples, map_in_threads(draw, enumerate(samples)), strict=True):
+        thumbnails[sample] = thumbnail
         if advance:
             advance(len(thumbnails), len(samples))
     for entry in atlas.entries:

@@ -140,18 +140,18 @@ def _selection(run: Path, record: RunRecord, metrics: list[dict[str, Any]]) -> s
     if cycles:
         best = max(line["val"]["accuracy"] for line in cycles)
         lines.append(
-            f"- Cycles of training, projection and last layer: {len(cycles)}; taken was the last one with the best "
-            f"accuracy on the validation images, {best:.1%}."
+            f"- Cycles of training, projection and last layer: {len(cycles)}. The model is that of the best "
+            f"cycle by accuracy on the validation images, {best:.1%} (the last one of equals)."
         )
     for line in metrics:
         if line["stage"] in ("prune", "edit"):
             what = "Pruned" if line["stage"] == "prune" else "Corrected by hand"
-            made = ", ".join(f"{count} x {kind}" for kind, count in line.get("edits", {}).items())
-            made = f" ({made})" if made else ""
+            edits = ", ".join(f"{count} x {kind}" for kind, count in line.get("edits", {}).items())
+            edits = f" ({edits})" if edits else ""
             change = f"{line['before']['accuracy']:.1%} before, {line['after']['accuracy']:.1%} after"
-            lines.append(f"- {what}{made}: accuracy on the validation images {change}.")
+            lines.append(f"- {what}{edits}: accuracy on the validation images {change}.")
         if line["stage"] == "combine":
-            lines.append(f"- Combined of {len(line['members'])} networks, whose logits are added.")
+            lines.append(f"- Combined from {len(line['members'])} networks, whose logits are added.")
     return "## How it was selected\n\n" + "\n".join(lines) + f"\n\nMade with likethat {__version__}."
 
 

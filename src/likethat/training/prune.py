@@ -39,7 +39,7 @@ class CachedScores:
     def select(self, keep_p: Tensor) -> CachedScores:
         """Return the scores of these prototypes only."""
         source_p = None if self.source_P is None else self.source_P[keep_p]
-        score_Np = self._made(len(keep_p), lambda _, score_bP: score_bP[:, keep_p])
+        score_Np = self._changed_scores(len(keep_p), lambda _, score_bP: score_bP[:, keep_p])
         return replace(self, score_NP=score_Np, class_P=self.class_P[keep_p], source_P=source_p)
 
     def fair(self) -> CachedScores:
@@ -47,7 +47,7 @@ class CachedScores:
         if self.source_P is None:
             return self
         source_P, own_KP = self.source_P, torch.arange(self.num_classes).to(self.class_P)[:, None] == self.class_P
-        score_NP = self._made(
+        score_NP = self._changed_scores(
             len(source_P),
             lambda row_b, score_bP: leave_source_out(score_bP, row_b[:, None] % self.images, source_P, own_KP),
         )
@@ -69,8 +69,8 @@ class CachedScores:
         ):
             yield image_b, score_bP.to(device, torch.promote_types(score_bP.dtype, torch.float32))
 
-    def _made(self, prototypes: int, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return other scores, kept as these are."""
+    def _changed_scores(self, prototypes: int, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Return the scores with `change` applied, in memory or in a file as these are."""
         count = len(self.score_NP)
         if self.score_NP.dtype == torch.float16:
             file = Path(tempfile.mkdtemp(dir=self.scratch)) / "scores.f16"

@@ -29,9 +29,9 @@ def serve(args: argparse.Namespace) -> int:
     token = os.environ.get("LIKETHAT_TOKEN") or None
     if token is not None and len(token) < LEAST_TOKEN:
         raise UserError(f"LIKETHAT_TOKEN has {len(token)} letters; choose at least {LEAST_TOKEN}, or leave it unset.")
-    made = None
+    generated = None
     if token is None and args.host not in LOOPBACK:
-        token = made = new_token()
+        token = generated = new_token()
     opened = open_socket("127.0.0.1" if args.host == "localhost" else args.host, args.port)
     with opened:
         app = create_app(load(args.run, args.device), data=args.data, token=token)
@@ -39,7 +39,7 @@ def serve(args: argparse.Namespace) -> int:
         address = f"http://{host}:{opened.getsockname()[1]}/"
 
         def ready() -> None:
-            print(f"Serving {args.run} at {address}{f'?token={made}' if made else ''}", flush=True)
+            print(f"Serving {args.run} at {address}{f'?token={generated}' if generated else ''}", flush=True)
             print("It stops with Ctrl-C.", flush=True)
 
         run_app(app, opened, ready)

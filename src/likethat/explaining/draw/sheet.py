@@ -83,22 +83,22 @@ def draw_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Imag
 def _draw_head(canvas: SheetCanvas, explanation: ScoredPicture) -> None:
     side, x = 150, MARGIN + 150 + 28
     canvas.picture(MARGIN, 30, fit(explanation.picture, side * SCALE), side)
-    room, best = WIDTH - MARGIN - x, explanation.predicted
+    width, best = WIDTH - MARGIN - x, explanation.predicted
     canvas.text(x, 44, explanation.heading, 14, SOFT)
-    canvas.text(x, 64, one_line(best.name, room, 28), 28, bold=True)
+    canvas.text(x, 64, one_line(best.name, width, 28), 28, bold=True)
     bar, full = (x, 110), 260
     canvas.draw.rounded_rectangle([v * SCALE for v in (*bar, bar[0] + full, bar[1] + 8)], 4 * SCALE, LINE)
     filled = max(8.0, full * best.probability)
     canvas.draw.rounded_rectangle([v * SCALE for v in (*bar, bar[0] + filled, bar[1] + 8)], 4 * SCALE, ACCENT)
     canvas.text(x + full + 14, 114, f"{best.probability:.1%}", 15, anchor="lm")
     if explanation.path:
-        canvas.text(x, 134, one_line(explanation.path, room, 12), 12, SOFT)
+        canvas.text(x, 134, one_line(explanation.path, width, 12), 12, SOFT)
     others = ", ".join(f"{sheet.name} {sheet.probability:.1%}" for sheet in explanation.classes[1:])
     if others:
-        canvas.text(x, 154, one_line(f"then {others}", room, 12), 12, SOFT)
+        canvas.text(x, 154, one_line(f"then {others}", width, 12), 12, SOFT)
     if explanation.verdict:
         colour = DOUBT if explanation.verdict.abstains else INK
-        canvas.text(x, 176, one_line(explanation.verdict.sentence(), room, 12), 12, colour)
+        canvas.text(x, 176, one_line(explanation.verdict.sentence(), width, 12), 12, colour)
 
 
 def _height(sheet: Sheet) -> int:
@@ -108,8 +108,8 @@ def _height(sheet: Sheet) -> int:
 
 def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, colours: str) -> None:
     canvas.line(canvas.y)
-    room = WIDTH - 2 * MARGIN
-    title = one_line(f"Evidence for {sheet.name}", room - 180, 18)
+    width = WIDTH - 2 * MARGIN
+    title = one_line(f"Evidence for {sheet.name}", width - 180, 18)
     canvas.text(MARGIN, canvas.y + 18, title, 18, bold=True)
     canvas.text(WIDTH - MARGIN, canvas.y + 22, f"probability {sheet.probability:.1%}", 13, SOFT, anchor="ra")
     for number, name in enumerate((*COLUMNS, TITLES[explanation.attribution])):
@@ -127,7 +127,7 @@ def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, c
         canvas.text(WIDTH - MARGIN, canvas.y + 2, f"{rest:+.2f}", 15, SOFT, anchor="ra")
         canvas.y += 26
     canvas.line(canvas.y + 2)
-    canvas.text(MARGIN, canvas.y + 14, one_line(f"Total points for {sheet.name}", room - 120, 15), 15, bold=True)
+    canvas.text(MARGIN, canvas.y + 14, one_line(f"Total points for {sheet.name}", width - 120, 15), 15, bold=True)
     canvas.text(WIDTH - MARGIN, canvas.y + 14, f"{sheet.logit:.2f}", 15, ACCENT, anchor="ra", bold=True)
 
 

@@ -282,7 +282,7 @@ class Editor:
         self._states[self._position + 1 :] = [replace(state, edit=edit)]
         self._position += 1
         self._classifiers = {
-            position: made for position, made in self._classifiers.items() if position < self._position
+            position: built for position, built in self._classifiers.items() if position < self._position
         }
         return edit
 
