@@ -37,7 +37,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports on first use: the command line must answer --help before torch is loaded."""
+    """Import a public name on first use, since the command line must answer --help before torch is loaded."""
     if name not in _HOMES:
         raise AttributeError(f"module 'likethat' has no attribute {name!r}")
     import importlib

@@ -20,7 +20,7 @@ NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def _option(default: Any, text: str, choices: tuple[str, ...] = (), words: Mapping[str, Any] = NO_WORDS) -> Any:
-    """`words` may be written for values that say nothing by themselves."""
+    """Return a field with its help; `words` may be written for values that say nothing by themselves."""
     return field(default=default, metadata={"help": text, "choices": choices, "words": words})
 
 
@@ -81,7 +81,7 @@ class TrainConfig:
     views: int = _option(1, "augmented views of every training image in an epoch")
     baseline_epochs: int = _option(40, "epochs of the baseline whose patches become prototypes; 0 for none")
     from_baseline: str = _option(
-        "", "a finished baseline to take them from instead: its run folder or a file of a timm model's weights"
+        "", "finished baseline to take prototypes from instead: its run folder or a file of a timm model's weights"
     )
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
     joint_epochs: tuple[int, ...] = _option(
@@ -96,7 +96,7 @@ class TrainConfig:
     prototype_lr: float = _option(3e-3, "learning rate of prototypes that are not tied")
     lr_step: int = _option(0, "joint epochs after which learning rates fall to a tenth; 0 for a cosine to zero")
     weight_decay: float = _option(0.05, "weight decay of backbone, add-on layers and linear layer")
-    decoupled_decay: bool = _option(True, "AdamW's weight decay instead of Adam's")
+    decoupled_decay: bool = _option(True, "use AdamW's weight decay instead of Adam's")
     label_smoothing: float = _option(0.1, "share of the target spread over all classes")
     distillation: float = _option(0.5, "share of the cross entropy taken against the baseline's probabilities")
     cluster: float = _option(0.0, "weight of the cluster cost")
@@ -106,13 +106,13 @@ class TrainConfig:
     )
     place: float = _option(1.0, "weight of the place cost: prototypes are found on the part that they were cut from")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
-    ridge: float = _option(1e-4, "pull of the last layer to 1 for own classes, 0 for others; makes the optimum exist")
+    ridge: float = _option(1e-4, "weight of the pull of connections to 1 (own class) or 0; makes the optimum exist")
     last_layer_views: int = _option(4, "views of every training image that the last layer learns from")
     compile: bool = _option(False, "compile the steps: they begin a minute later and then take less time")
 
     @property
     def has_baseline(self) -> bool:
-        """Whether prototypes come from a baseline, its own or a given one."""
+        """Return whether prototypes come from a baseline, its own or a given one."""
         return self.baseline_epochs > 0 or self.from_baseline != ""
 
 
@@ -151,7 +151,7 @@ class Config:
 
 
 def paper(backbone: str) -> Config:
-    """The published recipe. One epoch is 30 augmented views of every image; D is the authors' for that backbone."""
+    """Return the published recipe. An epoch is 30 augmented views of every image; D is as the authors set it."""
     return Config(
         preset="paper",
         model=ModelConfig(
@@ -190,7 +190,7 @@ def paper(backbone: str) -> Config:
 
 
 def default(backbone: str) -> Config:
-    """Ours: fine-tune a baseline, take prototypes from the patches that speak most for their class, refine both."""
+    """Return our recipe: fine-tune a baseline, take the patches that speak most for their class, refine both."""
     return Config()
 
 
@@ -198,7 +198,7 @@ PRESETS = {"default": default, "paper": paper}
 
 
 def options() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
-    """Every option by name: its section, its field and its type. Names are unique over all sections."""
+    """Return every option by name: its section, its field and its type. Names are unique over all sections."""
     found: dict[str, tuple[str, dataclasses.Field[Any], Any]] = {}
     for section, kind in SECTIONS.items():
         hints = typing.get_type_hints(kind)
@@ -209,7 +209,7 @@ def options() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
 
 
 def resolve(preset: str = "default", file: Path | None = None, **overrides: Any) -> Config:
-    """Preset, then the TOML file, then overrides by name; values are checked against the option's type."""
+    """Return the preset with the TOML file's values and then the overrides put in, each checked against its type."""
     from_file = _read_toml(file) if file else {}
     values = {**from_file, **overrides}
     if preset not in PRESETS:
@@ -228,7 +228,7 @@ def resolve(preset: str = "default", file: Path | None = None, **overrides: Any)
 
 
 def from_dict(saved: dict[str, Any]) -> Config:
-    """A configuration as `Config.to_dict` gave it, perhaps through JSON."""
+    """Read a configuration as `Config.to_dict` gave it, perhaps through JSON."""
     renamed = {
         section: {RENAMED_OPTIONS.get(name, name): value for name, value in saved[section].items()}
         for section in SECTIONS
@@ -239,7 +239,7 @@ def from_dict(saved: dict[str, Any]) -> Config:
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
-    """Options by name, either at the top or under [data], [model], [augment], [train]."""
+    """Read options by name, either at the top of the file or under [data], [model], [augment], [train]."""
     try:
         document = tomllib.loads(file.read_text())
     except FileNotFoundError as error:
@@ -255,7 +255,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def _check(config: Config) -> None:
-    """Numbers that would train nothing or crash later."""
+    """Refuse numbers that would train nothing or crash later."""
     rules = [
         *[
             (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")

@@ -62,8 +62,7 @@ def is_main_process() -> bool:
 
 @contextmanager
 def session() -> Iterator[None]:
-    """Connect the processes that torchrun started, if it did, while the block runs. Where one is lost, the others say
-    so and end."""
+    """Connect the processes that torchrun started, if it did, for the block. Where one is lost, the others end."""
     global _connected
     if not launched():
         yield
@@ -152,8 +151,7 @@ def broadcast_object(value: Value) -> Value:
 
 
 def gather_rows(values: Tensor) -> Tensor:
-    """Fill in the rows that other processes have computed, in place and to the bit. A row is zero on all processes but
-    one."""
+    """Fill in the rows that other processes computed, in place and to the bit. Rows are zero on all but one of them."""
     if world_size() > 1:
         import torch
         import torch.distributed as dist

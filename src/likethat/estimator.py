@@ -60,7 +60,7 @@ class ProtoPNetClassifier:
         return self
 
     def __sklearn_tags__(self) -> Any:
-        """Asked for by scikit-learn, which is then there."""
+        """Return the tags that scikit-learn asks for; it is installed then."""
         from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
 
         pictures = InputTags(two_d_array=False, three_d_array=True, string=True)
@@ -78,7 +78,7 @@ class ProtoPNetClassifier:
         return vars(self).copy()
 
     def fit(self, X: Any, y: Any) -> ProtoPNetClassifier:
-        """Trains a model as `likethat train` does; a part of the images is held out to choose by."""
+        """Train a model as `likethat train` does; a part of the images is held out to choose by."""
         pictures, labels = as_pictures(X), np.asarray(y)
         if labels.shape != (len(pictures),):
             raise UserError(f"There are {len(pictures)} pictures and labels of shape {labels.shape}; give one each.")
@@ -98,7 +98,7 @@ class ProtoPNetClassifier:
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """A row for each picture, a column for each of `classes_`."""
+        """Return a row for each picture, a column for each of `classes_`."""
         rows = [list(found.probabilities.values()) for found in self._fitted().predict_all(as_pictures(X))]
         return np.array(rows).reshape(-1, len(self.classes_))[:, self._column_K]
 
@@ -108,11 +108,11 @@ class ProtoPNetClassifier:
         return found
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy."""
+        """Return the accuracy."""
         return float(np.average(self.predict(X) == np.asarray(y), weights=sample_weight))
 
     def explain(self, X: Any, **how: Any) -> list[Explanation]:
-        """Why each picture gets its class; `how` is passed to `likethat.explain`."""
+        """Explain why each picture gets its class; `how` is passed to `likethat.explain`."""
         classifier = self._fitted()
         return [explain(classifier, picture, **how) for picture in as_pictures(X)]
 
@@ -123,7 +123,7 @@ class ProtoPNetClassifier:
 
 
 def as_pictures(X: Any) -> list[PictureSource]:
-    """What `Classifier.predict` takes, one a picture."""
+    """Return the pictures in a form that `Classifier.predict` takes, one entry a picture."""
     if isinstance(X, str | bytes | Path | Image.Image):
         raise UserError("Pictures come as a list or an array, also where there is only one.")
     if isinstance(X, np.ndarray) and X.dtype.kind not in "OUS":
@@ -144,7 +144,7 @@ def _from_array(picture: np.ndarray) -> Image.Image:
 
 
 def class_names(classes: Iterable[Any]) -> list[str]:
-    """The labels as names of folders; what a folder cannot be called is changed as little as possible."""
+    """Return the labels as names of folders; names that a folder cannot have are changed as little as possible."""
     names = []
     for label in classes:
         name = str(label).replace("/", "∕").replace("\0", " ")
@@ -155,7 +155,7 @@ def class_names(classes: Iterable[Any]) -> list[str]:
 
 
 def _write_images(folder: Path, pictures: Sequence[PictureSource], names: Sequence[str]) -> None:
-    """An image folder, files numbered as the pictures are: links to those that are files, the others as PNG."""
+    """Write an image folder, files numbered as the pictures are: links to those that are files, the others as PNG."""
 
     def write(numbered: tuple[int, tuple[PictureSource, str]]) -> None:
         number, (picture, name) = numbered

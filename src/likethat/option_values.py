@@ -9,7 +9,7 @@ from likethat.errors import UserError
 
 
 def coerce(name: str, value: Any, kind: Any, choices: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> Any:
-    """`value` as the option's type, or a sentence that says what the option takes; `words` only for the sentence."""
+    """Convert `value` to the option's type, or say in a sentence what the option takes; only that names `words`."""
     try:
         result = _cast(value, kind)
     except (TypeError, ValueError) as error:

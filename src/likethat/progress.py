@@ -25,7 +25,7 @@ class Display:
 
     @contextmanager
     def task(self, name: str) -> Iterator[Advance]:
-        """Gives a function to call with (done, total)."""
+        """Provide a function to call with (done, total)."""
         if self.quiet or not self.console.is_terminal:
             yield self._plain(name)
             return

@@ -22,8 +22,8 @@ CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memo
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """'auto' takes CUDA, then Apple's MPS, then the CPU. Of several processes each has a CUDA device of its own; MPS
-    has no way between them."""
+    """Return the device of that name; 'auto' takes CUDA, then Apple's MPS, then the CPU. Of several processes each has
+    a CUDA device of its own; MPS has no way between them."""
     import torch
 
     mps = torch.backends.mps.is_available() and world_size() == 1
@@ -46,7 +46,7 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def exact_arithmetic() -> None:
-    """fp32 means fp32: no TF32, and the same kernels in every run on the same machine."""
+    """Make fp32 mean fp32: no TF32, and the same kernels in every run on the same machine."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -56,14 +56,14 @@ def exact_arithmetic() -> None:
 
 
 def send(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """To the device without waiting for what that is doing."""
+    """Send a tensor to the device without waiting for what the device is doing."""
     if device.type == "cuda" and value.device.type == "cpu":
         return value.pin_memory().to(device, non_blocking=True)
     return value.to(device)
 
 
 def seed_for(*position: object) -> int:
-    """A seed for one place in a run. Every random draw follows from its place, so a resumed run repeats none."""
+    """Return a seed for one place in a run. Every random draw follows from its place, so a resumed run repeats none."""
     digest = hashlib.sha256(repr(position).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -86,7 +86,7 @@ class StopFlag:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopFlag]:
-    """SIGINT and SIGTERM set the flag while the block runs; outside the main thread they are left alone."""
+    """Let SIGINT and SIGTERM set the flag while the block runs; outside the main thread they are left alone."""
     flag = StopFlag()
     try:
         previous = {number: signal.signal(number, flag.request) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -100,8 +100,8 @@ def stop_on_signals() -> Iterator[StopFlag]:
 
 
 def physical_memory() -> int:
-    """Bytes of memory this process may have: the machine's, or its container's where that is less; a modest guess where
-    the system does not tell."""
+    """Return the bytes of memory this process may have: the machine's, or its container's where that is less; a modest
+    guess where the system does not tell."""
     limits = []
     with suppress(AttributeError, ValueError, OSError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -112,13 +112,13 @@ def physical_memory() -> int:
 
 
 def open_to_fill(file: Path) -> BinaryIO:
-    """An existing file, to write some of it in place. It is neither mapped nor readable: so that machines that share a
-    disk, each with a part of the file, write no bytes of each other's."""
+    """Open an existing file to write some of it in place. It is neither mapped nor readable, so that machines that
+    share a disk, each with a part of the file, write no bytes of each other's."""
     return os.fdopen(os.open(file, os.O_WRONLY | getattr(os, "O_BINARY", 0)), "wb")
 
 
 def check_disk(folder: Path, needed: int, what: str) -> None:
-    """Writing to a mapped file on a full disk would kill the process without a word, so it is checked before."""
+    """Refuse a disk that is too full: writing to a memory map there would kill the process without a word."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(

@@ -18,7 +18,7 @@ STARTS = 3  # attempts: the port that was free for the driver may be taken when 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A selenium driver with a profile of its own."""
+    """Provide a selenium driver with a profile of its own."""
     selenium = pytest.importorskip("selenium.webdriver")
     from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.chrome.service import Service

@@ -50,7 +50,7 @@ def make_state(config: Config) -> RunState:
 
 
 def make_images() -> Images:
-    """Each picture twice, so that the second process finds the same distances as the first."""
+    """Return each picture twice, so that the second process finds the same distances as the first."""
     generator = torch.Generator().manual_seed(1)
     pixel_NHW3 = torch.randint(256, (70, 64, 64, 3), generator=generator, dtype=torch.uint8)
     label_N = torch.arange(70) % CLASSES
@@ -58,7 +58,7 @@ def make_images() -> Images:
 
 
 def train(state: RunState, stage: str, images: Images, config: Config) -> dict[str, Tensor]:
-    """Steps of plain gradient descent, which does not blow up the last bit of a gradient as Adam does."""
+    """Take steps of plain gradient descent, which does not blow up the last bit of a gradient as Adam does."""
     module = state.trained(stage)
     start_stage(state.model, state.baseline, stage, config.train)
     optimizer = torch.optim.SGD([value for value in module.parameters() if value.requires_grad], lr=0.05)

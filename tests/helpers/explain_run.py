@@ -52,7 +52,7 @@ class TinyRun:
 def grid_picture(
     path: Path, colours: np.ndarray, orientation: int = 1, cropped: bool = False
 ) -> tuple[float, float, float, float] | None:
-    """Writes a PNG of flat cells; gives the box to crop to, in upright pixels, where there is a border around them."""
+    """Write a PNG of flat cells; return the box to crop to, in upright pixels, where there is a border around them."""
     picture = Image.fromarray(colours.repeat(CELL_HW[0], 0).repeat(CELL_HW[1], 1))
     box = None
     if cropped:
@@ -78,8 +78,8 @@ def make_run(
     ending: str = "",
     **options: object,
 ) -> TinyRun:
-    """Random weights, real projection, real pictures; a share of the connections to other classes is not zero.
-    Names of pictures have the ending before their extension."""
+    """Make a run with random weights, real projection and real pictures; a share of the connections to other classes is
+    not zero. Names of pictures have the ending before their extension."""
     torch.manual_seed(seed)
     generator = np.random.default_rng(seed)
     root, path = folder / "data", folder / "run"

@@ -33,8 +33,8 @@ def case(
     parts: PartTable | None = None,
     object_B4: Tensor | None = None,
 ) -> Batch:
-    """A batch for which the network gives these similarity maps. The 'linear' similarity is minus the distance, so
-    any map can be written down. Pictures are random."""
+    """Return a batch for which the network gives these similarity maps. The 'linear' similarity is minus the distance,
+    so any map can be written down. Pictures are random."""
     classes = max(*class_of_prototype, *label_B) + 1
     network = tiny_network(tuple(class_of_prototype), classes)
     if weight_KP is not None:
@@ -72,7 +72,7 @@ def reading(network: ProtoPNet, similarity_BPHW: Tensor) -> Reading:
 
 
 def noisy(batch: Batch, similarity_BPHW: Tensor) -> Batch:
-    """The same batch, with this answer under noise."""
+    """Return the same batch, with this answer under noise."""
     batch.__dict__["noisy"] = reading(batch.subject.classifier.networks[0], similarity_BPHW)
     return batch
 
@@ -88,14 +88,14 @@ def tiny_network(class_of_prototype: tuple[int, ...], classes: int) -> ProtoPNet
 
 
 def spot(x: float, y: float) -> Tensor:
-    """A map whose peak lies in the middle of the cell that holds this point (in shares of the picture)."""
+    """Return a map whose peak lies in the middle of the cell that holds this point (in shares of the picture)."""
     map_HW = torch.zeros(MAP, MAP)
     map_HW[min(int(y * MAP), MAP - 1), min(int(x * MAP), MAP - 1)] = 1.0
     return map_HW
 
 
 def point(x: float, y: float) -> list[float]:
-    """A part known by a point."""
+    """Return a part known by a point."""
     return [x, y, x, y]
 
 
@@ -120,7 +120,7 @@ class Everywhere(Local):
 def colour_network(
     backbone: Local, colour_P3: Sequence[Sequence[float]], class_of_prototype: Sequence[int], weight_KP: Tensor
 ) -> ProtoPNet:
-    """A ProtoPNet whose prototypes are colours."""
+    """Return a ProtoPNet whose prototypes are colours."""
     counts = np.bincount(class_of_prototype, minlength=len(weight_KP)).tolist()
     network = ProtoPNet(backbone, resolve(latent_width=3, similarity="log").model, counts)  # type: ignore[arg-type]
     network.add_on = nn.Sequential()

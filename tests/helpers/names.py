@@ -11,7 +11,7 @@ FILE, CLASS = os.fsdecode(b"caf\xe9"), os.fsdecode(b"M\xf6we")
 
 
 def needs_such_names(folder: Path) -> None:
-    """Skips where the file system refuses them."""
+    """Skip the test where the file system refuses such names."""
     try:
         (folder / FILE).touch()
     except OSError as error:

@@ -19,7 +19,7 @@ class Page:
         self.driver, self.base = driver, str(client.base_url)
 
     def open(self, path: str, wait: str) -> None:
-        """The pointer waits in a corner, so that no line is lit because it happens to lie under it."""
+        """Open a page; the pointer waits in a corner, so that no line is lit because it happens to lie under it."""
         from selenium.webdriver.common.actions.action_builder import ActionBuilder
 
         self.driver.get(self.base + path)
@@ -43,7 +43,7 @@ class Page:
         self.until(lambda: [self.one(selector).click()], selector)
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """Waits for it. An element that the page has just replaced or covered is looked for again."""
+        """Wait for the condition. An element that the page has just replaced or covered is looked for again."""
         from selenium.common.exceptions import (
             ElementClickInterceptedException,
             ElementNotInteractableException,
@@ -63,7 +63,7 @@ class Page:
         self.one("#choose").send_keys("\n".join(map(str, paths)))
 
     def box(self, stage: int) -> list[float]:
-        """The lit box on the picture (0) or on the training picture (1)."""
+        """Return the lit box on the picture (0) or on the training picture (1)."""
         script = "return [...document.querySelectorAll('.two-up .stage')[arguments[0]].querySelectorAll('.box-light')]"
         script += ".map(b => ['x', 'y', 'width', 'height'].map(n => Number(b.getAttribute(n))))[0]"
         value: list[float] = self.driver.execute_script(script, stage)

@@ -31,7 +31,7 @@ def make_tiny_birds(folder: Path, seed: int = 0) -> Path:
 
 
 def likethat(*arguments: object, check: int | None = 0) -> subprocess.CompletedProcess[str]:
-    """The real command in a process of its own; `check` is the exit code it must have.
+    """Run the real command in a process of its own; `check` is the exit code it must have.
 
     The process is forked off one that has loaded torch already, which takes longer than most of these commands.
     """

@@ -23,7 +23,8 @@ PATIENT = Limits(upload_seconds=300, answer_seconds=300)  # with a busy machine
 
 @contextmanager
 def serving(classifier: Classifier, limits: Limits = PATIENT, **options: Any) -> Iterator[httpx.Client]:
-    """A client of a server with this model; `client.base_url` is its address, `server_of(client)` its inside."""
+    """Provide a client of a server with this model; `client.base_url` is its address, `server_of(client)` its
+    inside."""
     app = create_app(classifier, limits=limits, **options)
     with open_socket("127.0.0.1", 0) as opened:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1))
@@ -48,7 +49,7 @@ def server_of(client: httpx.Client) -> Server:
 
 
 def until(condition: Any, seconds: float = 120) -> None:
-    """Waits for what other threads do."""
+    """Wait for what other threads do."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come true"

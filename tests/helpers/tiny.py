@@ -10,7 +10,7 @@ from likethat.models.protopnet import ProtoPNet, create_protopnet
 
 
 def tiny_model(prototypes_of_class: list[int], **options: object) -> ProtoPNet:
-    """A ProtoPNet on timm's smallest ResNet, random weights, 3x3 map."""
+    """Return a ProtoPNet on timm's smallest ResNet, random weights, 3x3 map."""
     settings = {"backbone": "test_resnet", "weights": "none", "input_size": 96, "latent_width": 16, **options}
     return create_protopnet(resolve("paper", **settings).model, prototypes_of_class)
 

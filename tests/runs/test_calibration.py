@@ -237,7 +237,7 @@ def test_a_picture_unlike_all_is_said_to_be_so(folder: Path, tmp_path: Path) -> 
     assert explanation.to_dict()["verdict"] == explanation.verdict.to_dict()
     page = explanation.save(tmp_path / "why.html").read_text()
     assert explanation.verdict.sentence() in page
-    assert "The least unlike class is" in page
+    assert "The nearest class is" in page
     known = explain(load(folder / "run", "cpu"), noise, level=0.99)
     assert "This picture looks like" in known.save(tmp_path / "known.html").read_text()
     head = (slice(350, 390), slice(400, None))  # of the sheet: the line with the verdict

@@ -93,7 +93,7 @@ def test_a_combined_run_is_given_with_its_members(run: Path, tmp_path: Path) -> 
     again = Classifier.from_pretrained(both.save_pretrained(tmp_path / "given"), "cpu")
     picture = sorted((run.parent / "birds" / "test").rglob("*.jpg"))[0]
     assert explain(again, picture).to_dict() == explain(both, picture).to_dict()
-    assert "Combined of 2 networks" in (tmp_path / "given" / "README.md").read_text()
+    assert "Combined from 2 networks" in (tmp_path / "given" / "README.md").read_text()
 
 
 def test_an_id_is_looked_up_on_the_hub(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

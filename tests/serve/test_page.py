@@ -254,7 +254,7 @@ def test_browse_search_and_one_prototype(page: Page, client: httpx.Client, run: 
     page.driver.back()
     page.until(lambda: page.driver.current_url == address and len(page.all(".card")) == len(own), "the list again")
     page.one("#search").send_keys("zzz")
-    assert "No prototype is like that" in page.text(".calm")
+    assert "No prototype matches" in page.text(".calm")
 
 
 @pytest.mark.parametrize("width", [360, 700])
@@ -335,7 +335,7 @@ def test_what_the_run_promises_is_told(browser: Any, run: Path, pictures: list[P
         text = told(nothing_is_like)
         assert "Unlike everything the model knows" in text
         assert page.text(".pledge a").lower().startswith("prototype ")
-        assert "least unlike" in page.text(".verdict-bar")
+        assert "nearest class" in page.text(".verdict-bar")
         assert told(every_class_fits).startswith(f"One of these {len(classifier.classes)}: ")
         assert "too few validation pictures" in told(Calibration((0.5,), (0.0,)))
         with torch.no_grad():

@@ -166,8 +166,8 @@ def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
     stopped = signalled(train, "baseline", 5, number=number)
     message = stopped.stderr
     assert stopped.returncode == 130
-    assert "classifier epoch 1" in message
-    assert "classifier epoch 2" not in message
+    assert "baseline epoch 1" in message
+    assert "baseline epoch 2" not in message
     assert f"likethat train {birds} --out {run}" in message
     assert message.strip().endswith("--resume")
     assert "Traceback" not in message

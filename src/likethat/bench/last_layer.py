@@ -20,7 +20,7 @@ PATCHES, LATENT = 6, 16  # of the made-up images
 
 
 def last_layer_figures(backbone: str, setting: Setting, seconds_of_image: float) -> list[BenchFigure]:
-    """`seconds_of_image`: what the bare network spends on one image, forward only."""
+    """Compare the solver with gradient steps; `seconds_of_image` is one forward pass of the bare network."""
     device = setting.device
     score_NP, label_N, class_P = (value.to(device) for value in synthetic_scores(setting))
     data = (score_NP, label_N, class_P)
@@ -43,7 +43,7 @@ def last_layer_figures(backbone: str, setting: Setting, seconds_of_image: float)
 
 
 def synthetic_scores(setting: Setting, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, labels and prototype classes as a trained ProtoPNet gives them.
+    """Return scores, labels and prototype classes as a trained ProtoPNet gives them.
 
     A few latent patches an image, from classes that overlap in groups of ten (one genus, say); prototypes are patches
     of training images, as after projection; score = log((d + 1) / (d + 1e-4)) of the nearest patch.
@@ -68,7 +68,7 @@ def synthetic_scores(setting: Setting, seed: int = 0) -> tuple[Tensor, Tensor, T
 
 
 def adam_passes(score_NP: Tensor, label_N: Tensor, class_P: Tensor, classes: int) -> Tensor:
-    """The paper's recipe on cached scores: start at +1 and -0.5, then 20 passes of Adam."""
+    """Return the weights of the paper's recipe on cached scores: start at +1 and -0.5, then 20 passes of Adam."""
     own_KP = class_P == torch.arange(classes, device=class_P.device)[:, None]
     weight_KP = torch.where(own_KP, OWN_WEIGHT, OTHER_WEIGHT).requires_grad_()
     optimizer = torch.optim.Adam([weight_KP], lr=LEARNING_RATE)

@@ -62,7 +62,7 @@ class BenchFigure:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until all queued work is done."""
+    """Wait until all queued work is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -70,7 +70,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def timed(function: Callable[[], Result], device: torch.device) -> tuple[float, Result]:
-    """Seconds, all queued work included, and the result."""
+    """Return the seconds that the function takes, all queued work included, and its result."""
     wait_for(device)
     started = time.perf_counter()
     result = function()
@@ -81,8 +81,9 @@ def timed(function: Callable[[], Result], device: torch.device) -> tuple[float, 
 def in_turn(
     contenders: Sequence[Callable[[], object]], device: torch.device, rounds: int, seconds: float = SECONDS
 ) -> list[list[float]]:
-    """Seconds of each contender in each round, after one round to warm up. They take turns, so that whatever else
-    the machine does meets all alike. Short rounds tell less each, so there are more of them, while the time lasts."""
+    """Return the seconds of each contender in each round, after one round to warm up. Contenders take turns, so that
+    whatever else the machine does meets all alike. Short rounds tell less each, so there are more of them, while the
+    time lasts."""
     for contender in contenders:
         timed(contender, device)
     turns: list[list[float]] = []
@@ -102,7 +103,7 @@ def compare_times(
     *,
     runs: int = 1,
 ) -> BenchFigure:
-    """Medians over the rounds, of `runs` runs in each; the ratio is the median of the rounds' own."""
+    """Compare medians over the rounds, of `runs` runs in each; the ratio is the median of the rounds' own."""
     ratios = [one / two for one, two in zip(ours, other, strict=True)]
     if goal is not None and goal.at_least:
         ratios = [1 / ratio for ratio in ratios]
@@ -111,14 +112,14 @@ def compare_times(
 
 
 def compare_peaks(case: str, what: str, against: str, ours: int | None, other: int | None) -> list[BenchFigure]:
-    """No figure where the system does not tell."""
+    """Compare the peaks of memory; return no figure where the system does not tell."""
     if not ours or not other:
         return []
     return [BenchFigure(case, what, against, ours / 1e6, other / 1e6, "MB", ours / other)]
 
 
 def with_peak(function: Callable[[], Result], device: torch.device) -> tuple[int | None, Result]:
-    """The bytes that were needed above what was in use before; None where the system does not tell."""
+    """Return the bytes needed above what was in use before (None where the system does not tell), and the result."""
     if device.type == "cuda":
         wait_for(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -137,15 +138,14 @@ def with_peak(function: Callable[[], Result], device: torch.device) -> tuple[int
 
 
 def _give_back() -> None:
-    """What has been freed goes back to the system, where its C library can do that: else it would be used again
-    without being counted."""
+    """Give freed memory back to the system where that is possible: it would be used again without being counted."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _forget_peak() -> bool:
-    """Linux counts the peak of a process anew when asked to."""
+    """Ask Linux to count the peak of this process anew; return whether it does."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

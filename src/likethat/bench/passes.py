@@ -15,7 +15,7 @@ NEAREST = 5
 
 
 def pass_figures(backbone: str, setting: Setting) -> tuple[list[BenchFigure], float]:
-    """The figures, and the seconds that the bare classifier spends on one image."""
+    """Return the figures, and the seconds that the bare classifier spends on one image."""
     device, images = setting.device, setting.pictures(setting.images)
     model, baseline = setting.networks(setting.config("default", backbone))
     contenders = [

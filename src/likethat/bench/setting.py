@@ -49,14 +49,14 @@ class Setting:
         )
 
     def networks(self, config: Config) -> tuple[ProtoPNet, BaselineClassifier]:
-        """A ProtoPNet and the bare classifier on the same backbone, in evaluation mode."""
+        """Return a ProtoPNet and the bare classifier on the same backbone, in evaluation mode."""
         torch.manual_seed(0)
         model = place(create_protopnet(config.model, [self.per_class] * self.classes), self.device)
         baseline = BaselineClassifier(model.backbone, self.classes).to(self.device)
         return model.eval(), baseline.eval()
 
     def pictures(self, count: int, *, held: bool = True) -> Images:
-        """On the device; not `held`, in the computer's memory, from where each batch is sent."""
+        """Return random pictures on the device or, if not `held`, in memory, from where each batch is sent."""
         generator = torch.Generator().manual_seed(0)
         shape = (count, self.input_size, self.input_size, 3)
         pixel_NHW3 = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
@@ -65,7 +65,7 @@ class Setting:
 
 
 def setting_of(device: torch.device, quick: bool, compile: bool) -> Setting:
-    """The size of CUB-200, or `quick`: that of the demo, on the smallest of the backbones."""
+    """Return a setting of the size of CUB-200 or, if `quick`, of the demo's size on the smallest backbone."""
     large = device.type == "cuda"
     if quick:
         return Setting(

@@ -63,7 +63,7 @@ def default_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFi
 
 
 def streaming_figure(backbone: str, setting: Setting, tell: Tell) -> BenchFigure:
-    """Pictures too many for the device are sent batch by batch while it works."""
+    """Compare steps on pictures that are sent batch by batch with steps on pictures that the device holds."""
     held, streamed = (setting.pictures(4 * setting.batch, held=held) for held in (True, False))
     (ours, other), _ = _measure(
         [
@@ -81,13 +81,13 @@ def _goal(setting: Setting) -> Goal:
 
 
 def _measure(makers: Sequence[Callable[[], TakeStep]], setting: Setting) -> tuple[list[list[float]], list[int | None]]:
-    """Seconds of each contender's turns, and the memory that it needs to be built and to take one."""
+    """Return the seconds of each contender's turns, and the memory that it needs to be built and to take one."""
     begun = [with_peak(partial(_begun, make, setting), setting.device) for make in makers]
     return in_turn([turn for _, turn in begun], setting.device, setting.rounds), [peak for peak, _ in begun]
 
 
 def _begun(make: Callable[[], TakeStep], setting: Setting) -> Callable[[], None]:
-    """The turn of a contender, taken once: optimiser and recording are there afterwards."""
+    """Return the turn of a contender after taking it once, so that optimiser and recording are there."""
     step, index_B = make(), torch.arange(setting.batch)
 
     def turn() -> None:
@@ -121,7 +121,8 @@ def _our_step(preset: str, backbone: str, setting: Setting, images: Images, tell
 
 
 def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tell: Tell, *, taught: bool) -> TakeStep:
-    """`taught` as ours is with that preset: by a frozen copy, and with BatchNorm in the mode that ours has."""
+    """Return a step of the bare network; `taught` as ours is with that preset: by a frozen copy, and with BatchNorm in
+    the mode that ours has."""
     config = setting.config(preset, backbone)
     model, baseline = setting.networks(config)
     teacher = copy.deepcopy(baseline).requires_grad_(False) if taught else None

@@ -31,7 +31,7 @@ def add_verb(
     device: bool = True,
     together: bool = False,
 ) -> argparse.ArgumentParser:
-    """A verb whose help is its function's docstring, with the arguments that many verbs share; torchrun may start
+    """Add a verb whose help is its function's docstring, with the arguments that many verbs share; torchrun may start
     those that work `together`."""
     text = (function.__doc__ or "").strip()
     verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
@@ -59,7 +59,7 @@ def add_level(verb: argparse.ArgumentParser) -> None:
 
 
 def display_of(args: argparse.Namespace) -> Display:
-    """Progress goes to stderr; with --json it is shown to a person only, of several processes by the first only."""
+    """Return a display that writes to stderr: with --json only for a person to see, and only in the main process."""
     from likethat.progress import Display
 
     unseen = getattr(args, "json", False) and not sys.stderr.isatty()
@@ -72,7 +72,7 @@ def tell_skipped(skipped: Iterable[Skipped]) -> None:
 
 
 def answer(args: argparse.Namespace, document: Any, show: Callable[[], None]) -> None:
-    """With --json, one JSON document on stdout and nothing else there."""
+    """Print one JSON document and nothing else with --json; without it, call `show`."""
     if args.json:
         print(json.dumps(document, indent=1))
     else:

@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _work_together(args: argparse.Namespace) -> int:
-    """As one of the processes that torchrun started. The first one answers."""
+    """Work as one of the processes that torchrun started; only the main process answers."""
     if not args.together or getattr(args, "interpretability", False):
         raise UserError("Only train, baseline, evaluate and atlas use several processes; start this without torchrun.")
     with distributed.session(), open(os.devnull, "w", errors="replace") as nowhere:

@@ -88,7 +88,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
 
 
 def print_figures(figures: Sequence[MetricFigure]) -> None:
-    """A table for each group of figures: value, interval, what is better, and what it was measured on."""
+    """Print a table for each group of figures: value, interval, what is better, and what it was measured on."""
     for group in dict.fromkeys(figure.group for figure in figures):
         table = Table(title=group, title_justify="left")
         for heading in ("", "value", "95 % interval", "better"):
@@ -168,7 +168,7 @@ def _change(before: dict[str, float], after: dict[str, float]) -> str:
 
 
 def print_candidates(candidates: list[dict[str, Any]]) -> None:
-    """Those first that set their class apart best."""
+    """Print candidates, beginning with those that set their class apart best."""
     for candidate in candidates:
         print(
             f"{candidate['candidate']}: {candidate['path']}, row {candidate['row']}, column {candidate['column']}; "

@@ -10,6 +10,8 @@ from typing import Any
 from likethat import config
 from likethat.cli.arguments import display_of
 
+METAVARS = {int: "N", float: "X", tuple[int, int]: "H,W", tuple[int, ...]: "N,..."}
+
 
 def add_training_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("data", metavar="DATA", help="image folder, CUB_200_2011 or Stanford Cars")
@@ -22,14 +24,14 @@ def add_training_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def training_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """What `add_training_arguments` asked for, as the keywords of the functions that train."""
+    """Return the arguments of `add_training_arguments` as keywords of the functions that train."""
     asked = {name: getattr(args, name) for name in ("preset", "device", "resume", "overwrite")}
     chosen = {name: getattr(args, name) for name in config.options() if getattr(args, name) is not None}
     return {**asked, "config_file": args.config, "display": display_of(args), **chosen}
 
 
 def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> None:
-    """A flag for every field of the configuration. Defaults are shown as the default preset has them."""
+    """Add a flag for every field of the configuration, with the default preset's values as defaults in its help."""
     shown = config.resolve("default").to_dict()
     groups = {section: verb.add_argument_group(f"{section} options") for section in config.SECTIONS}
     for name, (section, entry, kind) in config.options().items():
@@ -40,7 +42,7 @@ def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> 
         if kind is bool:
             groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            metavar = "|".join(entry.metadata["choices"]) or name.split("_")[-1].upper()
+            metavar = "|".join(entry.metadata["choices"]) or METAVARS.get(kind, name.split("_")[-1].upper())
             groups[section].add_argument(flag, metavar=metavar, help=text)
 
 

@@ -44,7 +44,7 @@ def draw_views(batch: int, aspect: float, config: AugmentConfig, generator: torc
 
 
 def show(x_B3HW: Tensor, views: Views) -> Tensor:
-    """Warps, recolours and pierces each picture, and covers a part of some with a piece of another.
+    """Warp, recolour and pierce each picture, and cover a part of some with a piece of another.
 
     All warps are one sampling grid, so pixels are interpolated once. Corners are filled by reflection, not black.
     """
@@ -57,13 +57,13 @@ def show(x_B3HW: Tensor, views: Views) -> Tensor:
 
 
 def of_shown(value_B: Tensor, views: Views) -> Tensor:
-    """What is known of each image of a batch (its number, its label), for the one or two that each view shows: B, 2."""
+    """Return what is known of each image (its number, its label) for the one or two that each view shows: B, 2."""
     pieced_B = views.piece_B4[:, 2] > 0
     return torch.stack([value_B, torch.where(pieced_B, value_B.roll(1), value_B)], 1)
 
 
 def shown_shares(views: Views) -> Tensor:
-    """The shares of each view that show its picture and the piece of another: B, 2."""
+    """Return the shares of each view that show its picture and the piece of another: B, 2."""
     piece_B = views.piece_B4[:, 2:].prod(1)
     return torch.stack([1 - piece_B, piece_B], 1)
 
@@ -96,7 +96,7 @@ def same_pixels(piece_B4: Tensor, grid_hw: tuple[int, int], offset: tuple[float,
 
 
 def draw_warps(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A homography and an elastic displacement for each picture. Either one kind of warp a picture, as in the
+    """Draw a homography and an elastic displacement for each picture: either one kind of warp a picture, as in the
     published recipe, or all of them together (`compose`)."""
     rotated_B33 = _rotation(_uniform(batch, config.rotation, generator), aspect)
     skewed_B33 = _skew(batch, config.skew, generator)
@@ -124,7 +124,7 @@ def _uniform(shape: int | tuple[int, ...], limit: float, generator: torch.Genera
 
 
 def _rotation(degrees_B: Tensor, aspect: float) -> Tensor:
-    """Rotation in pixels: the sampling grid runs from -1 to 1 along both sides, whatever their lengths."""
+    """Return rotations in pixels: the sampling grid runs from -1 to 1 along both sides, whatever their lengths."""
     angle_B = degrees_B * math.pi / 180
     cos_B, sin_B = angle_B.cos(), angle_B.sin()
     matrix_B33 = torch.zeros(len(degrees_B), 3, 3)
@@ -135,7 +135,7 @@ def _rotation(degrees_B: Tensor, aspect: float) -> Tensor:
 
 
 def _shear(batch: int, limit: float, generator: torch.Generator) -> Tensor:
-    """Along x or along y, as a coin says."""
+    """Draw shears along x or along y, with equal chance."""
     slope_B = torch.tan(_uniform(batch, limit, generator) * math.pi / 180)
     along_x_B = torch.rand(batch, generator=generator) < 0.5
     matrix_B33 = torch.eye(3).repeat(batch, 1, 1)
@@ -145,7 +145,7 @@ def _shear(batch: int, limit: float, generator: torch.Generator) -> Tensor:
 
 
 def _zoom(batch: int, smallest: float, generator: torch.Generator) -> Tensor:
-    """Shows a part of the picture, `smallest` of its sides or more, somewhere inside it."""
+    """Draw zooms that show a part of the picture, `smallest` of its sides or more, somewhere inside it."""
     scale_B = torch.exp(torch.rand(batch, generator=generator) * math.log(smallest))
     matrix_B33 = torch.eye(3).repeat(batch, 1, 1)
     matrix_B33[:, 0, 0] = matrix_B33[:, 1, 1] = scale_B
@@ -154,7 +154,7 @@ def _zoom(batch: int, smallest: float, generator: torch.Generator) -> Tensor:
 
 
 def _skew(batch: int, limit: float, generator: torch.Generator) -> Tensor:
-    """The homography that takes the picture's corners to corners moved inwards by up to `limit` of a side."""
+    """Draw homographies that take the picture's corners to corners moved inwards by up to `limit` of a side."""
     corner_42 = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
     moved_B42 = corner_42 * (1 - 2 * limit * torch.rand(batch, 4, 2, generator=generator))
     # Eight equations in the eight unknowns of a homography with a last entry of 1.
@@ -187,7 +187,7 @@ def _coordinates(
 
 
 def recolour(x_B3HW: Tensor, factor_B3: Tensor) -> Tensor:
-    """Brightness, contrast and saturation, each times a factor near 1."""
+    """Multiply brightness, contrast and saturation by a factor near 1 each."""
     brightness, contrast, saturation = factor_B3[:, :, None, None, None].unbind(1)
     x_B3HW = x_B3HW * brightness
     mean_B111 = x_B3HW.mean((1, 2, 3), keepdim=True)
@@ -197,7 +197,7 @@ def recolour(x_B3HW: Tensor, factor_B3: Tensor) -> Tensor:
 
 
 def _draw_rectangles(batch: int, chance: float, area: tuple[float, float], generator: torch.Generator) -> Tensor:
-    """Centre and half sides of a rectangle; of no size where the picture is to have none."""
+    """Draw the centre and half sides of a rectangle; its size is zero where the picture is to have none."""
     low, high = area
     area_B = low + (high - low) * torch.rand(batch, generator=generator)
     stretch_B = torch.exp(_uniform(batch, 0.7, generator))

@@ -59,7 +59,7 @@ def load_dataset(
     cache_file: Path | None = None,
     progress: Advance | None = None,
 ) -> LoadedDataSet:
-    """Checks and decodes the data set in one pass over its files.
+    """Check and decode the data set in one pass over its files.
 
     With `skip_bad`, bad files and their rows are left out; without, look at the report before using the pixels.
     """
@@ -94,8 +94,9 @@ def decode_samples(
     cache_file: Path | None = None,
     progress: Advance | None = None,
 ) -> DecodedImages:
-    """The samples cropped and resized to `size_hw`; with `cache_file` (a .npy file) the pixels stay on disk, and a call
-    that is stopped or killed leaves what is done to the next. Processes that share the work fill one file together."""
+    """Return the samples cropped and resized to `size_hw`. With `cache_file` (a .npy file) the pixels stay on disk,
+    and a call that is stopped or killed leaves what is done to the next. Processes that share the work fill one file
+    together."""
     shape = (len(samples), *size_hw, 3)
     if cache_file is None:
         pixels = _allocate(shape)
@@ -109,7 +110,7 @@ def decode_samples(
 
 
 def decode_chunk(root: Path, samples: Sequence[Sample], size_hw: tuple[int, int]) -> DecodedImages:
-    """Of a data set in use, a part that fits in memory; stops where files can no longer be read."""
+    """Decode a part of a data set in use that fits in memory; stop where files can no longer be read."""
     decoded = decode_samples(root, samples, size_hw)
     if decoded.problems:
         listed = "; ".join(str(problem) for problem in decoded.problems[:5])
@@ -125,7 +126,7 @@ def _decode_to_file(
     workers: int | None,
     progress: Advance | None,
 ) -> list[JournalRow]:
-    """Goes on where an earlier call was stopped or killed: what is done, of unchanged files, is not read again."""
+    """Go on where an earlier call was stopped or killed: rows that are done, of unchanged files, are not read again."""
     header = header_of(samples, shape)
     wanted = broadcast_object(_open_cache(cache_file, shape, header, root, samples) if is_main_process() else [])
     own = wanted[own_shard(len(wanted))]
@@ -162,7 +163,7 @@ def _decode_to_file(
 def _open_cache(
     cache_file: Path, shape: tuple[int, ...], header: str, root: Path, samples: Sequence[Sample]
 ) -> list[int]:
-    """Makes the file and its journal where there are none; gives the numbers of the rows still to be filled."""
+    """Make the file and its journal where there are none; return the numbers of the rows still to be filled."""
     cache_file.parent.mkdir(parents=True, exist_ok=True)
     journals = journals_of(cache_file)
     known = unchanged(read_rows(journals, header), root, samples) if cache_file.is_file() else {}
@@ -176,7 +177,7 @@ def _open_cache(
 
 
 def remove_cache(cache_file: Path) -> None:
-    """The pixels and what is known of them."""
+    """Remove the pixels and the journals about them."""
     if cache_file.parent.is_dir():
         _remove_journals(cache_file)
         cache_file.unlink(missing_ok=True)
@@ -196,7 +197,7 @@ def _decode_rows(
     workers: int | None,
     progress: Advance | None,
 ) -> Iterator[tuple[int, JournalRow]]:
-    """The rows that are wanted, in order, each when its pixels are written."""
+    """Yield the wanted rows in order, each when its pixels are written."""
 
     def decode(number: int) -> tuple[np.ndarray, JournalRow]:
         sample, view = samples[number], None
@@ -230,7 +231,7 @@ def _allocate(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _move_together(pixels: np.ndarray, rows: Sequence[int]) -> None:
-    """Moves the rows given to the front: in place, since a copy may not fit into memory."""
+    """Move the rows to the front, in place, since a copy may not fit into memory."""
     for new, old in enumerate(rows):
         if new != old:
             pixels[new] = pixels[old]

@@ -13,7 +13,7 @@ TEST_LABELS = "cars_test_annos_withlabels.mat"
 
 
 def find_cars(path: Path) -> Path | None:
-    """The folder with the Cars annotations: `path` itself or stanford_cars in it."""
+    """Return the folder with the Cars annotations: `path` itself or stanford_cars in it."""
     for root in (path, path / "stanford_cars"):
         if (root / "devkit" / "cars_train_annos.mat").is_file() or (root / "cars_annos.mat").is_file():
             return root
@@ -21,7 +21,7 @@ def find_cars(path: Path) -> Path | None:
 
 
 def open_cars(root: Path, *, seed: int, full_images: bool, val_fraction: float) -> DataSet:
-    """The published split, with validation images held out of its training images; cropped to the cars' boxes."""
+    """Open the published split, with validation images held out of its training images, cropped to the cars' boxes."""
     read = _read_single_table if (root / "cars_annos.mat").is_file() else _read_devkit
     try:
         classes, train, test = read(root)

@@ -54,11 +54,11 @@ class Report:
         return tuple(problem for problem in self.problems if problem.is_warning)
 
     def bad_paths(self) -> frozenset[str]:
-        """Files that cannot be used, and duplicates but for the first of each."""
+        """Return the files that cannot be used, and all but the first of each set of duplicates."""
         return frozenset(problem.path for problem in self.problems if problem.kind != "too few")
 
     def without_bad(self) -> DataSet:
-        """The data set less its bad files."""
+        """Return the data set less its bad files."""
         bad = self.bad_paths()
         train, val, test = (
             tuple(sample for sample in self.dataset.part(part) if sample.path not in bad) for part in PARTS
@@ -83,7 +83,7 @@ class Examined:
 
 
 def examine(root: Path, sample: Sample) -> Examined:
-    """Reads the file once, and decodes it fully: nothing less proves that it is whole."""
+    """Read the file once and decode it fully: nothing less proves that it is whole."""
     try:
         data = (root / sample.path).read_bytes()
     except OSError as error:
@@ -97,7 +97,7 @@ def examine(root: Path, sample: Sample) -> Examined:
 
 
 def check_dataset(dataset: DataSet, *, workers: int | None = None, progress: Advance | None = None) -> Report:
-    """Reads and decodes every file of the data set and reports all that is wrong with it."""
+    """Read and decode every file of the data set and report all that is wrong with it."""
 
     def judge(sample: Sample) -> tuple[str, DataProblem | None]:
         examined = examine(dataset.root, sample)
@@ -115,7 +115,7 @@ def check_dataset(dataset: DataSet, *, workers: int | None = None, progress: Adv
 
 
 def make_report(dataset: DataSet, hashes: Iterable[str], problems: Iterable[DataProblem]) -> Report:
-    """The report from what reading the files of `dataset.all_samples()`, in this order, has found."""
+    """Report on what reading the files of `dataset.all_samples()`, in this order, has found."""
     sha256 = {sample.path: value for sample, value in zip(dataset.all_samples(), hashes, strict=True)}
     found = list(problems)
     found += _duplicates(dataset, sha256, {problem.path for problem in found})
@@ -160,8 +160,8 @@ def _too_few(dataset: DataSet, bad: set[str]) -> list[DataProblem]:
 def map_in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Iterator[Result]:
-    """Results in order, from one thread per processor unless told; few are under way at any time. Processes on one
-    machine share its processors.
+    """Yield results in order, from one thread per processor unless told otherwise; few are under way at any time.
+    Processes on one machine share its processors.
 
     Pillow lets go of Python's lock while it decodes and resizes, so threads keep the processors busy.
     """

@@ -7,7 +7,7 @@ from likethat.errors import UserError
 
 
 def find_cub(path: Path) -> Path | None:
-    """The folder with CUB's tables: `path` itself or CUB_200_2011 in it."""
+    """Return the folder with CUB's tables: `path` itself or CUB_200_2011 in it."""
     tables = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
     for root in (path, path / "CUB_200_2011"):
         if all((root / table).is_file() for table in tables):
@@ -16,7 +16,7 @@ def find_cub(path: Path) -> Path | None:
 
 
 def open_cub(root: Path, *, seed: int, full_images: bool, val_fraction: float) -> DataSet:
-    """CUB's own split, with validation images held out of its training images; cropped to the birds' boxes."""
+    """Open CUB's own split, with validation images held out of its training images, cropped to the birds' boxes."""
     class_names = read_table(root / "classes.txt")
     label_of = {class_id: label for label, class_id in enumerate(class_names)}
     class_of = read_table(root / "image_class_labels.txt")
@@ -41,7 +41,7 @@ def open_cub(root: Path, *, seed: int, full_images: bool, val_fraction: float) -
 
 
 def read_boxes(file: Path) -> dict[str, tuple[float, float, float, float]]:
-    """Image id -> x0, y0, x1, y1; the file has x, y, width, height."""
+    """Read boxes by image id as x0, y0, x1, y1; the file has x, y, width, height."""
     if not file.is_file():
         raise UserError(
             f"{file} is missing: unpack CUB_200_2011 again, or train on whole pictures with "
@@ -58,7 +58,7 @@ def read_boxes(file: Path) -> dict[str, tuple[float, float, float, float]]:
 
 
 def read_table(file: Path) -> dict[str, str]:
-    """A table of 'id value' lines, in the file's order."""
+    """Read a table of 'id value' lines, in the file's order."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:

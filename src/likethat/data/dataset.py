@@ -33,21 +33,21 @@ class DataSet:
     held_out: tuple[str, ...] = ()
 
     def part(self, name: str) -> tuple[Sample, ...]:
-        """The samples of "train", "val" or "test"."""
+        """Return the samples of "train", "val" or "test"."""
         if name not in PARTS:
             raise UserError(f"there is no part {name!r}: choose one of {', '.join(PARTS)}")
         samples: tuple[Sample, ...] = getattr(self, name)
         return samples
 
     def all_samples(self) -> tuple[Sample, ...]:
-        """Training, then validation, then test samples."""
+        """Return the training, then the validation, then the test samples."""
         return self.train + self.val + self.test
 
 
 def hold_out(
     samples: Sequence[Sample], classes: Sequence[str], fractions: Sequence[float], *, seed: int
 ) -> list[tuple[Sample, ...]]:
-    """Takes each fraction out of every class in turn: [rest, part of the first fraction, of the second, ...].
+    """Take each fraction out of every class in turn: [rest, part of the first fraction, of the second, ...].
 
     A class gives each part at least one image while it keeps one itself. Who goes where hangs on a hash of seed,
     class and path, so that a new file in one class moves nothing in the others and little in its own.
@@ -69,7 +69,7 @@ def hold_out(
 
 
 def fingerprint(dataset: DataSet, sha256: Mapping[str, str]) -> str:
-    """Of every image's path, label, box and content (by its hash), part by part."""
+    """Return a hash of every image's path, label, box and content (by its own hash), part by part."""
     digest = hashlib.sha256()
     for number, sample in enumerate(dataset.all_samples()):
         line = f"{sample.path} {sample.label} {sample.box} {sha256[sample.path]}"

@@ -58,7 +58,7 @@ class ImageError(UserError):
 def read_image(
     source: Path | bytes | BinaryIO | Image.Image, *, name: str | None = None, max_pixels: int = MAX_PIXELS
 ) -> Image.Image:
-    """The picture, upright and in RGB; `name` is what an error calls it.
+    """Read the picture, upright and in RGB; `name` is what an error calls it.
 
     Transparent parts are laid on white, animations give their first frame. 16-bit pictures are scaled to 8 bits;
     32-bit and float pictures have no agreed range, see `_to_8_bits`. `info["orientation"]` of the result keeps
@@ -126,7 +126,7 @@ def _broken(name: str, data: bytes, error: Exception) -> ImageError:
 
 
 def _upright_rgb(image: Image.Image) -> tuple[Image.Image, int]:
-    """The picture, and the EXIF orientation its file had."""
+    """Return the picture, and the EXIF orientation its file had."""
     orientation = image.info.get("orientation", 1)
     if image.format == "TIFF":  # Pillow turns TIFF upright while it loads, and forgets how it was
         orientation = _exif_orientation(image)
@@ -156,7 +156,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(values_HW: np.ndarray) -> np.ndarray:
-    """16-bit, 32-bit or float gray to 8 bits.
+    """Convert 16-bit, 32-bit or float gray to 8 bits.
 
     16-bit values, and 32-bit values that fit into 16 bits (how Pillow hands over some 16-bit files), are divided
     by 257. Floats within 0..1 are multiplied by 255, floats within 0..255 kept. Everything else is stretched
@@ -185,19 +185,19 @@ class View:
     orientation: int = 1  # EXIF, 1 to 8
 
     def to_upright(self, box: Box) -> Box:
-        """A box in input pixels, in pixels of the upright picture."""
+        """Convert a box in input pixels to pixels of the upright picture."""
         left, top, right, bottom = self.crop
         scale_y, scale_x = (bottom - top) / self.input_hw[0], (right - left) / self.input_hw[1]
         x0, y0, x1, y1 = box
         return left + x0 * scale_x, top + y0 * scale_y, left + x1 * scale_x, top + y1 * scale_y
 
     def to_shares(self, upright_n4: np.ndarray) -> np.ndarray:
-        """Boxes in pixels of the upright picture, in shares of what the network sees (beyond 0 to 1 outside of it)."""
+        """Convert boxes in pixels of the upright picture to shares of what the network sees, beyond 0 to 1 outside."""
         left, top, right, bottom = self.crop
         return (upright_n4 - [left, top, left, top]) / [right - left, bottom - top, right - left, bottom - top]
 
     def to_file(self, box: Box) -> Box:
-        """A box in input pixels, in pixels of the file as stored, before any EXIF rotation."""
+        """Convert a box in input pixels to pixels of the file as stored, before any EXIF rotation."""
         x0, y0, x1, y1 = self.to_upright(box)
         height, width = self.upright_hw
         if self.orientation in (2, 3, 6, 7):
@@ -210,7 +210,7 @@ class View:
 
 
 def to_input(image: Image.Image, box: Box | None, size_hw: tuple[int, int]) -> tuple[np.ndarray, View]:
-    """The upright RGB picture cropped to `box` and resized (antialiased bilinear, aspect not kept): (H, W, 3) uint8."""
+    """Crop the upright RGB picture to `box` and resize it (antialiased bilinear, aspect not kept): (H, W, 3) uint8."""
     crop = (0, 0, *image.size) if box is None else _pixel_box(box, image.size)
     view = View(crop, size_hw, (image.height, image.width), image.info.get("orientation", 1))
     # Cropped first, because resize(box=...) lets pixels from outside the box bleed into its edges.
@@ -220,7 +220,7 @@ def to_input(image: Image.Image, box: Box | None, size_hw: tuple[int, int]) -> t
 
 
 def _pixel_box(box: Box, size_wh: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The box in whole pixels, inside the picture and at least one pixel wide and high."""
+    """Return the box in whole pixels, inside the picture and at least one pixel wide and high."""
     width, height = size_wh
     x0, y0 = min(max(round(box[0]), 0), width - 1), min(max(round(box[1]), 0), height - 1)
     x1, y1 = min(max(round(box[2]), x0 + 1), width), min(max(round(box[3]), y0 + 1), height)

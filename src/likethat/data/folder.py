@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from likethat.data.dataset import DataSet, Sample, hold_out
-from likethat.data.folder_kinds import is_made
+from likethat.data.folder_kinds import made_by_likethat
 from likethat.errors import UserError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
@@ -13,7 +13,7 @@ PART_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test"
 
 
 def open_folder(root: Path, *, seed: int, val_fraction: float, test_fraction: float) -> DataSet:
-    """The image folder at `root`; val and test are held out of train, class by class, where they are missing."""
+    """Open the image folder at `root`; val and test are held out of train, class by class, where they are missing."""
     folders = _part_folders(root)
     train_folder = folders.get("train", root)
     if train_folder == root and folders:
@@ -44,7 +44,7 @@ def open_folder(root: Path, *, seed: int, val_fraction: float, test_fraction: fl
 
 
 def _part_folders(root: Path) -> dict[str, Path]:
-    """The folders named like a part, or none where they are classes: a set of vehicles may have a class 'train'."""
+    """Return the folders named like a part, or none where they are classes: vehicles may have a class 'train'."""
     folders = _class_folders(root)
     found: dict[str, Path] = {}
     for part, names in PART_NAMES.items():
@@ -58,25 +58,25 @@ def _part_folders(root: Path) -> dict[str, Path]:
 
 
 def _class_folders(folder: Path) -> list[str]:
-    """All but hidden ones and those that likethat made, such as runs."""
+    """Return the folders in `folder`, except hidden ones and those that likethat made, such as runs."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    return sorted(name for name in names if not is_made(folder / name))
+    return sorted(name for name in names if not made_by_likethat(folder / name))
 
 
 def _files_by_class(folder: Path) -> dict[str, list[str]]:
-    """Class name -> paths of its image files relative to the class's folder, sorted."""
+    """Return, by class name, the sorted paths of its image files relative to the class's folder."""
     files = {}
     for name in _class_folders(folder):
         start = os.path.join(folder, name)
         paths = sorted(_image_files(start, "", (os.path.realpath(start),)))
-        if paths or not any(is_made(Path(inside)) for inside, _, _ in os.walk(start)):  # not a folder for runs alone
+        if paths or not any(made_by_likethat(Path(inside)) for inside, _, _ in os.walk(start)):  # not for runs alone
             files[name] = paths
     return files
 
 
 def _image_files(start: str, inside: str, parents: tuple[str, ...]) -> Iterator[str]:
-    """Files with an image's extension below `start`, at any depth; `parents` guards against links that lead back up."""
+    """Yield files with an image's extension below `start`, at any depth; `parents` guards against circular links."""
     with os.scandir(os.path.join(start, inside)) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -84,7 +84,7 @@ def _image_files(start: str, inside: str, parents: tuple[str, ...]) -> Iterator[
             path = f"{inside}/{entry.name}" if inside else entry.name
             if entry.is_dir():
                 real_path = os.path.realpath(entry.path)
-                if real_path not in parents and not is_made(Path(entry.path)):
+                if real_path not in parents and not made_by_likethat(Path(entry.path)):
                     yield from _image_files(start, path, (*parents, real_path))
             elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
                 yield path

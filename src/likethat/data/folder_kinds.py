@@ -14,7 +14,7 @@ STUDY = (f"{TABLE}.md", f"{TABLE}.json")
 
 
 def is_run(folder: Path) -> bool:
-    """Whether its config.json is a run's; many other programs write files of that name."""
+    """Return whether config.json in the folder is a run's; many other programs write files of that name."""
     try:
         document = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -23,14 +23,14 @@ def is_run(folder: Path) -> bool:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether it holds nothing but cached pixels, as a run does that was stopped while it read its images."""
+    """Return whether the folder holds only cached pixels, as a run does that was stopped while it read images."""
     if not (folder / CHECKPOINTS).is_dir() or len(os.listdir(folder)) > 1:
         return False
     return all(name.startswith((PIXEL_FILE, ".")) for name in os.listdir(folder / CHECKPOINTS))
 
 
 def is_birds(folder: Path) -> bool:
-    """Whether `likethat data synth` made it."""
+    """Return whether `likethat data synth` made the folder."""
     return _has(folder, (GUIDE_FILE, PARTS_FILE))
 
 
@@ -42,8 +42,8 @@ def is_atlas(folder: Path) -> bool:
     return _has(folder, ATLAS)
 
 
-def is_made(folder: Path) -> bool:
-    """Whether it is a run, begun or finished, or holds explanations, an atlas or a study: not the user's pictures."""
+def made_by_likethat(folder: Path) -> bool:
+    """Return whether likethat made the folder: a run, begun or finished, explanations, an atlas or a study."""
     return is_run(folder) or is_begun(folder) or any(_has(folder, names) for names in (EXPLANATIONS, ATLAS, STUDY))
 
 

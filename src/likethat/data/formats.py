@@ -25,7 +25,7 @@ def open_dataset(
     val_fraction: float = 0.1,
     test_fraction: float = 0.2,
 ) -> DataSet:
-    """Reads an image folder, CUB-200-2011 or Stanford Cars; parts that are missing are held out of the training images.
+    """Read an image folder, CUB-200-2011 or Stanford Cars; parts that are missing are held out of the training images.
 
     `full_images` leaves the pictures whole where the data set has boxes to crop to.
     """

@@ -33,7 +33,7 @@ def journal_of(cache_file: Path, process: int = 0) -> Path:
 
 
 def journals_of(cache_file: Path) -> list[Path]:
-    """All that there are, the main process's first."""
+    """Return all journals of the cache, the main process's first."""
     name = journal_of(cache_file).name
     return sorted(path for path in cache_file.parent.iterdir() if path.name.startswith(name))
 
@@ -47,7 +47,7 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def header_of(samples: Sequence[Sample], shape: tuple[int, ...]) -> str:
-    """What must be the same for a row to mean the same."""
+    """Return the header, which holds what must be the same for a row to mean the same."""
     digest = hashlib.sha256()
     for sample in samples:
         # File names need not be valid Unicode; surrogateescape gives back the bytes they have on disk.
@@ -56,7 +56,7 @@ def header_of(samples: Sequence[Sample], shape: tuple[int, ...]) -> str:
 
 
 def read_rows(journals: Iterable[Path], header: str) -> dict[int, JournalRow]:
-    """The rows that are done, by what was written last; none of a journal that is of something else."""
+    """Read the rows that are done, by what was written last; skip journals with another header."""
     rows: dict[int, JournalRow] = {}
     for journal in journals:
         with journal.open(encoding="utf-8") as lines:
@@ -66,7 +66,7 @@ def read_rows(journals: Iterable[Path], header: str) -> dict[int, JournalRow]:
 
 
 def unchanged(rows: Mapping[int, JournalRow], root: Path, samples: Sequence[Sample]) -> dict[int, JournalRow]:
-    """Those whose files are as they were."""
+    """Return the rows whose files are as they were."""
     return {
         number: row
         for number, row in rows.items()
@@ -75,7 +75,7 @@ def unchanged(rows: Mapping[int, JournalRow], root: Path, samples: Sequence[Samp
 
 
 def write_together(cache_file: Path, header: str, rows: Mapping[int, JournalRow]) -> None:
-    """One journal of these rows takes the place of all that there are."""
+    """Replace all journals by one of these rows."""
     target = journal_of(cache_file)
     fresh = Journal(target.with_name(f".{target.name}"), header, goes_on=False)
     for number, row in rows.items():
@@ -109,7 +109,7 @@ class Journal:
 
 
 def _parse(line: str) -> tuple[int, JournalRow] | None:
-    """None of an empty line or a cut one."""
+    """Parse one line; return None for an empty or a cut one."""
     try:
         number, sha256, problem, view, stamp = json.loads(line)
     except ValueError:

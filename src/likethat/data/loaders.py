@@ -28,16 +28,16 @@ class Images:
         return len(self.label_N)
 
     def image_of(self, row_B: Tensor) -> Tensor:
-        """The numbers of the pictures that are in these rows."""
+        """Return the numbers of the pictures that are in these rows."""
         return row_B
 
     def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Pictures in [0, 1] as B, 3, H, W and their labels, on the device."""
+        """Return pictures in [0, 1] as B, 3, H, W and their labels, on the device."""
         pixel_BHW3, label_B = self.raw_batch(index_B)
         return to_unit(pixel_BHW3.permute(0, 3, 1, 2)), label_B
 
     def raw_batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Pictures as bytes and their labels, on the device."""
+        """Return pictures as bytes and their labels, on the device."""
         image_B = self.image_of(index_B)
         if self.pixel_NHW3.device == self.device:
             pixel_BHW3 = self.pixel_NHW3[send(image_B, self.device)]
@@ -80,7 +80,7 @@ def hold(pixel_NHW3: np.ndarray, samples: tuple[Sample, ...], device: torch.devi
 
 
 def training_batches(count: int, batch_size: int, views: int, seed: int) -> Tensor:
-    """A fresh order for each view of the images, one batch a row.
+    """Return a new order of the images for each view, one batch a row.
 
     No image is left out, and all batches are of one size, at most `batch_size`: the last is filled up from the first.
     """

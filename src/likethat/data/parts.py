@@ -30,14 +30,14 @@ class PartTable:
 
     @property
     def sides(self) -> list[int]:
-        """For each part its number once left and right are not told apart."""
+        """Return for each part its number once left and right are not told apart."""
         merged = [name.removeprefix("left ").removeprefix("right ") for name in self.names]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(merged))}
         return [numbers[name] for name in merged]
 
     def shares(self, samples: Sequence[Sample], views: Sequence[View | None]) -> tuple[np.ndarray, np.ndarray]:
-        """N x Q x 4 boxes of the parts and N x 4 boxes of the objects, in shares of what the network sees; NaN where
-        nothing is known."""
+        """Return N x Q x 4 boxes of the parts and N x 4 boxes of the objects, in shares of what the network sees; NaN
+        where nothing is known."""
         part_NQ4 = np.full((len(samples), len(self.names), 4), np.nan, np.float32)
         object_N4 = np.full((len(samples), 4), np.nan, np.float32)
         for number, (sample, view) in enumerate(zip(samples, views, strict=True)):
@@ -49,7 +49,7 @@ class PartTable:
 
 
 def read_parts(dataset: DataSet) -> PartTable | None:
-    """The data set's annotations; None where it has none."""
+    """Read the data set's part annotations; return None where it has none."""
     if dataset.kind == "cub" and (root := find_cub(dataset.root)) and (root / "parts/part_locs.txt").is_file():
         return _read_cub(root)
     if (dataset.root / PARTS_FILE).is_file():
@@ -76,7 +76,7 @@ def _read_cub(root: Path) -> PartTable:
 
 
 def _read_birds(root: Path) -> PartTable:
-    """parts.json and species.json as `likethat data synth` writes them."""
+    """Read parts.json and species.json as `likethat data synth` writes them."""
     file = root / PARTS_FILE
     try:
         boxes: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))

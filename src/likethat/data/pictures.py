@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from likethat.data.folder import EXTENSIONS
-from likethat.data.folder_kinds import is_made
+from likethat.data.folder_kinds import made_by_likethat
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Skipped:
 
 
 def find_pictures(sources: Sequence[str]) -> tuple[list[str], list[Skipped]]:
-    """Files as they are named and all pictures in folders, at any depth; what folders hold besides is skipped, and so
-    are runs and the like in them, whose pictures are likethat's own."""
+    """Return named files as they are, and all pictures in folders, at any depth. Other files in folders are skipped,
+    and so are runs and the like, whose pictures are likethat's own."""
     found: dict[str, None] = {}  # in order, each once
     skipped: list[Skipped] = []
     for source in sources:
@@ -30,9 +30,9 @@ def find_pictures(sources: Sequence[str]) -> tuple[list[str], list[Skipped]]:
             continue
         files = []
         for folder, inside, names in os.walk(source):
-            made = [name for name in inside if is_made(Path(folder, name))]
-            skipped += [Skipped(os.path.join(folder, name), "likethat made that folder") for name in sorted(made)]
-            inside[:] = [name for name in inside if name not in made]
+            own = [name for name in inside if made_by_likethat(Path(folder, name))]
+            skipped += [Skipped(os.path.join(folder, name), "likethat made that folder") for name in sorted(own)]
+            inside[:] = [name for name in inside if name not in own]
             files += [os.path.join(folder, name) for name in names]
         files.sort()
         pictures = [file for file in files if Path(file).suffix.lower() in EXTENSIONS]

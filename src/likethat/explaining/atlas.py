@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def mixed(self) -> bool:
-        """Neighbours of several classes: what the prototype sees may be background, or shared by the classes."""
+        """Return whether neighbours are of several classes: the prototype may see background, or what classes share."""
         return self.purity < MIXED
 
 
@@ -80,7 +80,7 @@ class Atlas:
 
     @property
     def never_used(self) -> list[int]:
-        """Prototypes that no class has a connection to."""
+        """Return the prototypes that no class has a connection to."""
         return [entry.prototype.id for entry in self.entries if not entry.weight and not entry.other_weights]
 
     @property
@@ -89,7 +89,7 @@ class Atlas:
 
 
 def check_unchanged(classifier: Classifier, dataset: DataSet) -> None:
-    """The atlas tells about the pictures of the training; others would make it wrong in silence."""
+    """Refuse pictures other than those of the training: they would make the atlas wrong in silence."""
     paths = [sample.path for sample in dataset.all_samples()]
     sha256 = dict(zip(paths, map_in_threads(lambda path: _sha256(dataset.root / path), paths), strict=True))
     changed = [p.path for p in classifier.prototypes if sha256.get(p.path) != p.sha256]
@@ -113,7 +113,7 @@ def _sha256(path: Path) -> str:
 
 
 def make_atlas(classifier: Classifier, dataset: DataSet, k: int, display: Display) -> Atlas:
-    """Searches the training and test images once for every network."""
+    """Search the training and test images once for every network."""
     if k < 1:
         raise UserError(f"At least 1 neighbour must be searched for, and --k is {k}.")
     parts = {"train": dataset.train, "test": dataset.test}
@@ -143,7 +143,7 @@ def make_atlas(classifier: Classifier, dataset: DataSet, k: int, display: Displa
 def _sweep(
     model: ProtoPNet, root: Path, samples: Sequence[Sample], k: int, advance: Advance
 ) -> tuple[NearestPatches, Tensor]:
-    """The nearest patches, and of each image the prototype that gives its class most points, with these points."""
+    """Return the nearest patches and, of each image, the prototype that gives its class most points, and the points."""
     model.eval()
     search = Search(model, k)
     leader_N2 = torch.zeros(len(samples), 2, dtype=torch.double)
@@ -157,7 +157,7 @@ def _sweep(
 
 
 def _count_leads(classifier: Classifier, leaders: Sequence[Tensor]) -> Tensor:
-    """How often each prototype of any member leads. A picture whose class nobody gives a point has no leader."""
+    """Count how often each prototype of any member leads. A picture whose class nobody gives a point has no leader."""
     count = len(classifier.prototypes)
     starts = torch.tensor([0, *(len(model.prototype_layer.class_P) for model in classifier.networks)]).cumsum(0)
     points_MN, leader_MN = torch.stack(list(leaders)).unbind(2)

@@ -36,7 +36,7 @@ def check_method(method: str) -> None:
 
 
 def attribute(network: ProtoPNet, x_3HW: Tensor, chosen_p: Tensor, method: str) -> Tensor:
-    """One map for each of these prototypes, p x rows x columns: how much each part of the picture adds to the
+    """Return one map for each of these prototypes, p x rows x columns: how much each part of the picture adds to the
     similarity. `x_3HW` is what the network sees, in [0, 1]."""
     check_method(method)
     with torch.no_grad():
@@ -52,12 +52,12 @@ def attribute(network: ProtoPNet, x_3HW: Tensor, chosen_p: Tensor, method: str) 
 
 
 def flat(x_3HW: Tensor) -> Tensor:
-    """The picture without anything on it: its mean colour."""
+    """Return the picture's mean colour everywhere."""
     return x_3HW.mean((1, 2), keepdim=True).expand_as(x_3HW)
 
 
 def similarity_at(network: ProtoPNet, x_B3HW: Tensor, chosen_p: Tensor, patch_p: Tensor) -> Tensor:
-    """B x p: the similarity of each chosen prototype to its one patch of each picture."""
+    """Return, B x p, the similarity of each chosen prototype to its one patch of each picture."""
     output = network(x_B3HW)
     distance_BpN = output.distance_BPHW[:, chosen_p].flatten(2)
     place_Bp1 = patch_p[None, :, None].expand(len(x_B3HW), -1, 1)
@@ -67,7 +67,7 @@ def similarity_at(network: ProtoPNet, x_B3HW: Tensor, chosen_p: Tensor, patch_p:
 def gradient_times_input(
     network: ProtoPNet, x_3HW: Tensor, chosen_p: Tensor, patch_p: Tensor, steps: int = STEPS, noise: float = NOISE
 ) -> Tensor:
-    """p x H x W: the mean gradient over noisy pictures on the way from the flat picture to this one, times the
+    """Return, p x H x W, the mean gradient over noisy pictures on the way from the flat picture to this one, times the
     difference of the two. Without noise and with many steps a map adds up to the difference of the similarities."""
     generator = torch.Generator().manual_seed(seed_for("attribution"))
     noise_s3HW = noise * torch.randn((steps, *x_3HW.shape), generator=generator).to(x_3HW.device)
@@ -86,7 +86,7 @@ def gradient_times_input(
 
 
 def smooth(map_pHW: Tensor) -> Tensor:
-    """Averaged over small cells, and over neighbouring ones."""
+    """Average maps over small cells, and over neighbouring cells."""
     rows, columns = (min(FINE, side) for side in map_pHW.shape[1:])
     cell_pHW = F.adaptive_avg_pool2d(map_pHW[:, None], (rows, columns))
     kernel = 2 * min(round(3 * BLUR), (min(rows, columns) - 1) // 2) + 1
@@ -95,8 +95,8 @@ def smooth(map_pHW: Tensor) -> Tensor:
 
 @torch.no_grad()
 def occlusion(network: ProtoPNet, x_3HW: Tensor, chosen_p: Tensor, patch_p: Tensor) -> Tensor:
-    """p x rows x columns: how much similarity is lost when a window over the cell is painted with the mean colour,
-    averaged over all windows that cover the cell. One pass over the pictures serves all prototypes."""
+    """Return, p x rows x columns, how much similarity is lost when a window over the cell is painted with the mean
+    colour, averaged over all windows that cover the cell. One pass over the pictures serves all prototypes."""
     hidden_wHW, cover_wHW = _windows(x_3HW.shape[1:])
     hidden_wHW, cover_wHW = hidden_wHW.to(x_3HW.device), cover_wHW.to(x_3HW)
     whole_p = similarity_at(network, x_3HW[None], chosen_p, patch_p)[0]
@@ -111,8 +111,8 @@ def occlusion(network: ProtoPNet, x_3HW: Tensor, chosen_p: Tensor, patch_p: Tens
 
 
 def _windows(size_hw: torch.Size) -> tuple[Tensor, Tensor]:
-    """Every window as the pixels and as the cells it hides. Windows begin before the first cell and end behind the
-    last one, so that each cell lies in equally many."""
+    """Return every window as the pixels and as the cells it hides. Windows begin before the first cell and end behind
+    the last one, so that each cell lies in equally many."""
     axes = []
     for side in size_hw:
         cells = min(GRID, side)

@@ -28,13 +28,13 @@ ROUNDING = 4e-6  # of a map's range: pixels closer than this to the threshold ar
 
 @lru_cache(maxsize=64)
 def _bicubic_matrix(size: int, cells: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """size x cells; bicubic interpolation of a line is a product with it, and that of a map with two of them."""
+    """Return a matrix, size x cells, whose product with a line is its bicubic interpolation; a map takes two."""
     matrix = F.interpolate(torch.eye(cells)[None, None], (size, cells), mode="bicubic", align_corners=False)[0, 0]
     return matrix.to(device, dtype)
 
 
 def upsample(map_PHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Bicubic, as F.interpolate(align_corners=False) and OpenCV's INTER_CUBIC do it, but many times faster."""
+    """Upsample maps bicubically, as F.interpolate(align_corners=False) and OpenCV's INTER_CUBIC do, but much faster."""
     (height, width), kind = map_PHW.shape[1:], (map_PHW.device, map_PHW.dtype)
     return _bicubic_matrix(size_hw[0], height, *kind) @ map_PHW @ _bicubic_matrix(size_hw[1], width, *kind).T
 
@@ -57,7 +57,7 @@ def match_boxes(
 
 
 def activation_boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float = PERCENTILE) -> list[Box]:
-    """The paper's boxes, in pixels of a picture of that size: around the pixels of the upsampled map that reach
+    """Return the paper's boxes, in pixels of a picture of that size: around the pixels of the upsampled map that reach
     its percentile (numpy's 'linear' one)."""
     return _as_boxes(box_tensor(map_PHW, size_hw, percentile))
 
@@ -67,7 +67,7 @@ def _as_boxes(box_P4: Tensor) -> list[Box]:
 
 
 def box_tensor(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float = PERCENTILE) -> Tensor:
-    """The same boxes as one tensor of whole numbers, P x 4."""
+    """Return the same boxes as one tensor of whole numbers, P x 4."""
     check_percentile(percentile)
     return torch.cat([_boxes(chunk_PHW, size_hw, percentile) for chunk_PHW in chunks(map_PHW.float(), size_hw)])
 
@@ -79,7 +79,7 @@ def window_boxes(model: ProtoPNet, similarity_PHW: Tensor) -> Tensor:
 
 
 def chunks(map_PHW: Tensor, size_hw: tuple[int, int]) -> tuple[Tensor, ...]:
-    """As many maps at a time as may be upsampled to that size."""
+    """Split the maps into groups that may be upsampled to that size at a time."""
     return map_PHW.split(max(1, CHUNK_PIXELS // (size_hw[0] * size_hw[1])))
 
 
@@ -98,7 +98,7 @@ def _boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float) -> Tens
 
 
 def _span(reached_Pn: Tensor) -> tuple[Tensor, Tensor]:
-    """The first true place of each row, and the one after the last."""
+    """Return the first true place of each row, and the place after the last."""
     first_P = reached_Pn.int().argmax(1)
     return first_P, reached_Pn.shape[1] - reached_Pn.flip(1).int().argmax(1)
 
@@ -114,7 +114,7 @@ def patch_box(model: ProtoPNet, row: int, column: int) -> Box:
 
 
 def cell_box(row: int, column: int, map_hw: tuple[int, int], window: tuple[int, int], size_hw: tuple[int, int]) -> Box:
-    """The rectangle of the picture that a prototype's window covers at this place of the latent map."""
+    """Return the rectangle of the picture that a prototype's window covers at this place of the latent map."""
     step_y, step_x = size_hw[0] / map_hw[0], size_hw[1] / map_hw[1]
     return column * step_x, row * step_y, (column + window[1]) * step_x, (row + window[0]) * step_y
 

@@ -98,7 +98,7 @@ class ImageCertificate:
 
     @property
     def refuted(self) -> bool:
-        """A certified prediction that changed all the same: a defect of the certificate, never seen in a sound one."""
+        """Return whether a certified prediction changed all the same: a defect, never seen in a sound certificate."""
         by_theorem = self.theorem is not None and self.theorem.certified and self.a4.before != self.a4.after
         return by_theorem or self.run.refuted or self.a4.refuted
 
@@ -116,7 +116,7 @@ class Certificate:
 def certify(
     classifier: Classifier, root: Path, samples: Sequence[Sample], advance: Advance | None = None
 ) -> Certificate:
-    """Certificates for image files under `root`; few of them are in memory at any time."""
+    """Certify the predictions of image files under `root`; few of them are in memory at any time."""
     networks = classifier.networks
     moves = [move_of(network) for network in networks]
     own_KP = torch.cat([network.own_KP for network in networks], 1).cpu().double()
@@ -162,7 +162,7 @@ def why_theorem_does_not_apply(networks: Sequence[ProtoPNet]) -> str:
 
 @torch.no_grad()
 def scores_of(networks: Sequence[ProtoPNet], moves: Sequence[Move], pictures: Sequence[PreparedPicture]) -> Scores:
-    """Side by side over the members of a combined run: its logits are one product of all scores and all weights."""
+    """Return scores side by side over all members: logits are one product of all scores and all weights."""
     found = []
     for member, (network, move) in enumerate(zip(networks, moves, strict=True)):
         device = next(network.parameters()).device
@@ -177,7 +177,7 @@ def scores_of(networks: Sequence[ProtoPNet], moves: Sequence[Move], pictures: Se
 
 
 def scores_around_projection(patch_BSD: Tensor, move: Move) -> Scores:
-    """Scores before and after, and the range that the scores after must lie in, given what was known before."""
+    """Return scores before and after projection, and the range that those before leave to those after."""
     if move.similarity.angular:
         before_BSP = 2 - 2 * patch_BSD @ move.before_PD.T
         after_BSP = 2 - 2 * patch_BSD @ move.after_PD.T
@@ -197,7 +197,7 @@ def scores_around_projection(patch_BSD: Tensor, move: Move) -> Scores:
 
 
 def euclidean_range(distance_BP: Tensor, move: Move) -> tuple[Tensor, Tensor]:
-    """Least and most that the squared distance of the nearest patch can be after the projection.
+    """Return the least and the most that the squared distance of the nearest patch can be after the projection.
 
     By the triangle inequality no patch comes nearer or goes farther than its prototype moved.
     """
@@ -206,7 +206,7 @@ def euclidean_range(distance_BP: Tensor, move: Move) -> tuple[Tensor, Tensor]:
 
 
 def angular_range(patch_BSD: Tensor, move: Move) -> tuple[Tensor, Tensor]:
-    """The same for 2 - 2 <z, a>, given |z| and <z, b> of every patch: the tightest that follows from them.
+    """Return the same range for 2 - 2 <z, a>, given |z| and <z, b> of every patch: the tightest that follows from them.
 
     With a = t b + c, c orthogonal to b, <z, a> = t <z, b> + <z, c>, and <z, c> is at most |c| times the length of
     what z has orthogonal to b.
@@ -230,7 +230,7 @@ def judge(scores: Scores, weight_KP: Tensor) -> list[ClassVerdict]:
 
 
 def least_lead(low_BP: Tensor, high_BP: Tensor, weight_KP: Tensor, class_B: Tensor) -> Tensor:
-    """The least that logit c - logit k can be for any other class k, c the image's class in `class_B`.
+    """Return the least that logit c - logit k can be for any other class k, c the image's class in `class_B`.
 
     The difference is bounded as one sum, sum_j (w_cj - w_kj) s_j with s_j in [low_j, high_j]: a prototype that
     speaks for both classes alike cannot set them apart, however far it moved.
@@ -265,7 +265,7 @@ def apply_theorem(scores: Scores, move: Move, own_KP: Tensor, label_B: Tensor, p
 
 
 def feasible_delta(near_BP: Tensor, moved_P: Tensor, own_BP: Tensor) -> tuple[Tensor, Tensor]:
-    """The delta that satisfy (A2) for an image: all from the first number to the second; none if that is smaller.
+    """Return the least and the greatest delta that satisfy (A2) for an image; there is none if they cross.
 
     Every condition is monotone in delta, so it can be solved for it. With t = |a - b| / |z - b| for the correct
     class and t = (|a - b| + sqrt(eps)) / |z - b| for the others:
@@ -285,7 +285,8 @@ def feasible_delta(near_BP: Tensor, moved_P: Tensor, own_BP: Tensor) -> tuple[Te
 
 
 def best_delta(lowest: float, highest: float) -> float | None:
-    """delta_max grows up to delta = 1/2 and falls after it, so the end farther from there has the smallest."""
+    """Return the delta with the smallest delta_max: that grows up to delta = 1/2 and falls after it, so it is the end
+    farther from there."""
     if not lowest <= highest:
         return None
     return lowest if abs(lowest - 0.5) >= abs(highest - 0.5) else highest

@@ -32,11 +32,11 @@ class Explanation(ScoredPicture):
     """A picture's scoring sheets, which can be drawn and saved."""
 
     def figure(self, colours: str = "ember") -> Image:
-        """The scoring sheets as a picture; colours='jet' gives the paper's rainbow."""
+        """Draw the scoring sheets as a picture; colours='jet' gives the paper's rainbow."""
         return draw_sheet(self, colours)
 
     def save(self, path: str | Path, colours: str = "ember") -> Path:
-        """As a page (.html), a picture (.png) or data (.json)."""
+        """Save the explanation as a page (.html), a picture (.png) or data (.json)."""
         path = Path(path)
         if path.suffix.lower() == ".json":
             write_json(path, self.to_dict())
@@ -79,9 +79,9 @@ def explain(
     level: float | None = None,
     attribution: str = USUAL.attribution,
 ) -> Explanation:
-    """Explains one picture. `against` compares the prediction with that class (with the runner-up, if that class
-    is the prediction); `level` is that of the prediction set of a calibrated run (0.95, if none is given);
-    `attribution` says how the parts of the picture are found: by upsampling, gradient or occlusion."""
+    """Explain one picture. `against` compares the prediction with that class (with the runner-up, if that class is the
+    prediction); `level` is that of the prediction set of a calibrated run (0.95, if none is given); `attribution` says
+    how the parts of the picture are found: by upsampling, gradient or occlusion."""
     prepared = classifier.prepare(image, crop_to)
     path = str(image) if isinstance(image, str | Path) else None
     options = Options(top_classes, against, percentile, level, attribution)
@@ -95,7 +95,7 @@ def explain_batch(
     *,
     paths: Sequence[str | None] | None = None,
 ) -> list[Explanation]:
-    """Explains several prepared pictures after one forward pass over all of them."""
+    """Explain several prepared pictures after one forward pass over all of them."""
     return explain_outputs(classifier, classifier.outputs(batch), batch, options, paths=paths)
 
 
@@ -107,7 +107,7 @@ def explain_outputs(
     *,
     paths: Sequence[str | None] | None = None,
 ) -> list[Explanation]:
-    """Explains pictures that the networks have seen already."""
+    """Explain pictures that the networks have seen already."""
     check_method(options.attribution)
     if options.top_classes < 1:
         raise UserError(f"At least 1 class must be explained, and {options.top_classes} were asked for.")

@@ -24,7 +24,7 @@ KEPT_SIDE = 640  # pixels kept of an explained picture, more than pages and shee
 def predict_files(
     classifier: Classifier, paths: Sequence[str], level: float | None = None
 ) -> Iterator[Prediction | Skipped]:
-    """One answer a file, in order."""
+    """Yield one answer a file, in order."""
     for start in range(0, len(paths), BATCH):
         read_B = _read(classifier, paths[start : start + BATCH])
         good = [found for found in read_B if isinstance(found, PreparedPicture)]
@@ -39,7 +39,7 @@ def explain_files(
     options: Options = USUAL,
     advance: Advance | None = None,
 ) -> Iterator[Explanation | Skipped]:
-    """One answer a file, in order. Files are read and explained in batches; few are in memory at any time."""
+    """Yield one answer a file, in order. Files are read and explained in batches; few are in memory at any time."""
     step = BATCH if options.attribution == UPSAMPLING else 1  # slow ones show their progress picture by picture
     for start in range(0, len(paths), step):
         names = paths[start : start + step]
@@ -73,7 +73,7 @@ def _read(classifier: Classifier, paths: Sequence[str]) -> list[PreparedPicture 
 
 
 def sheet_names(paths: Sequence[str]) -> dict[str, str]:
-    """A file name for the sheet of every picture: after the picture, and after its folder where several are alike."""
+    """Return a file name for the sheet of every picture: the picture's, with its folder's where several are alike."""
     alike = Counter(Path(path).stem.lower() for path in paths)
     names: dict[str, str] = {}
     taken = {""}  # lower case: some file systems know only one of Owl.png and owl.png
@@ -92,7 +92,7 @@ def sheet_names(paths: Sequence[str]) -> dict[str, str]:
 def save_sheets(
     folder: Path, answers: Iterable[Explanation | Skipped], names: Mapping[str, str], colours: str
 ) -> Iterator[Explanation | Skipped]:
-    """Passes answers on once their sheets are drawn: in threads, while the network is at the next ones."""
+    """Pass answers on once their sheets are drawn: in threads, while the network is at the next ones."""
 
     def save(answer: Explanation | Skipped) -> Explanation | Skipped:
         if isinstance(answer, Explanation) and answer.path:

@@ -29,7 +29,7 @@ BATCH = 32
 
 
 def save_prototypes(run: Path, prototypes: Sequence[Prototype]) -> None:
-    """Writes prototypes.json, once the pictures are drawn; those of an earlier projection go."""
+    """Write prototypes.json once the pictures are drawn, and remove those of an earlier projection."""
     write_json(run / layout.PROTOTYPES, {"prototypes": [asdict(prototype) for prototype in prototypes]})
     _remove_others(run, prototypes)
 
@@ -45,8 +45,7 @@ def draw_prototypes(
     classes: Sequence[str],
     advance: Advance | None = None,
 ) -> list[Prototype]:
-    """The facts about all prototypes of the model; their pictures are written into the folder `run`. `samples` are the
-    training images."""
+    """Write pictures of all prototypes into the folder `run`; return their facts. `samples` are training images."""
     model.eval()
     layer, size_hw = model.prototype_layer, model.backbone.input_size
     of_image: dict[int, list[int]] = {}
@@ -106,7 +105,7 @@ def _read(root: Path, sample: Sample, size_hw: tuple[int, int]) -> tuple[Image.I
 
 
 def source_names(pictures: Iterable[tuple[str, Box | None]]) -> dict[tuple[str, Box | None], str]:
-    """A file name for every source picture, given by hash and crop. Copies of a file share one, unless they are
+    """Return a file name for every source picture, given by hash and crop. Copies of a file share one, unless they are
     cropped differently."""
     names: dict[tuple[str, Box | None], str] = {}
     taken: dict[str, Box | None] = {}
@@ -121,7 +120,7 @@ def source_names(pictures: Iterable[tuple[str, Box | None]]) -> dict[tuple[str, 
 
 
 def _whole_pixels(box: Box) -> tuple[int, int, int, int]:
-    """The nearest whole pixels, at least one each way. The middle decides where the box is thinner than a pixel."""
+    """Round the box to whole pixels, at least one each way; its middle decides where it is thinner than a pixel."""
     spans = []
     for low, high in ((box[0], box[2]), (box[1], box[3])):
         first, last = round(low), round(high)
@@ -138,7 +137,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _remove_others(run: Path, prototypes: Sequence[Prototype]) -> None:
-    """Pictures of prototypes from an earlier projection."""
+    """Remove pictures of prototypes from an earlier projection."""
     used = {run / name for prototype in prototypes for name in (prototype.crop, prototype.source)}
     for path in (run / layout.PICTURES).glob("*.jpg"):
         if path not in used:

@@ -22,7 +22,7 @@ class Latent:
 
 @torch.no_grad()
 def latent_space(classifier: Classifier) -> Latent:
-    """Prototypes of different networks live in different spaces and are not compared."""
+    """Describe the latent space of each network. Prototypes of different networks are not compared."""
     total_2, pairs_2 = torch.zeros(2, dtype=torch.double), torch.zeros(2, dtype=torch.double)
     first_same: list[int | None] = []
     for member, model in enumerate(classifier.networks):
@@ -50,7 +50,7 @@ def latent_space(classifier: Classifier) -> Latent:
 
 
 def _places(classifier: Classifier, member: int) -> Tensor:
-    """A number for the patch that each prototype was taken from; copies of a file count as the same."""
+    """Return a number for the patch that each prototype was taken from; copies of a file count as the same."""
     own = [prototype for prototype in classifier.prototypes if prototype.member == member]
     numbers: dict[object, int] = {}
     keys = [(prototype.sha256, prototype.crop_to, prototype.row, prototype.column) for prototype in own]

@@ -53,7 +53,7 @@ def find_matches(
     percentile: float,
     attribution: str,
 ) -> dict[int, Match]:
-    """The wanted prototypes in one picture of the batch, by their place among all members' prototypes.
+    """Find the wanted prototypes in one picture of the batch, by their place among all members' prototypes.
 
     `score_P` are their similarities. Those of `closely_P` are located by `attribution`, the others by upsampling,
     which costs nothing.

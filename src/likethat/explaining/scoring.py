@@ -41,7 +41,7 @@ class Sheet:
     rows: tuple[SheetRow, ...]
 
     def main_rows(self, most: int) -> tuple[list[SheetRow], int, float]:
-        """The rows that count most, in the sheet's order, the number of the others and the sum of their points."""
+        """Return the rows that count most, in the sheet's order, the number of the others and the sum of those."""
         by_weight = sorted(self.rows, key=lambda row: -abs(row.points))
         main = set(by_weight[:most])
         rest = by_weight[most:]
@@ -73,20 +73,20 @@ class ScoredPicture:
 
     @property
     def heading(self) -> str:
-        """What the predicted class's name is introduced with."""
-        return "The least unlike class is" if self.verdict and self.verdict.abstains else "This picture looks like"
+        """Return the words that introduce the predicted class's name."""
+        return "The nearest class is" if self.verdict and self.verdict.abstains else "This picture looks like"
 
     def sheet(self, name: str) -> Sheet:
         return next(sheet for sheet in self.classes if sheet.name == name)
 
     def difference(self) -> Sheet:
-        """What each prototype adds to the predicted class's lead over the rival: a sheet of the two's differences."""
+        """Return what each prototype adds to the predicted class's lead over the rival, as a sheet."""
         if self.rival is None:
             raise UserError("There is no class to compare with; ask for one with against=CLASS.")
         return self.lead(self.predicted.name, self.rival)
 
     def lead(self, name: str, other: str) -> Sheet:
-        """What each prototype adds to the lead of one explained class over another."""
+        """Return what each prototype adds to the lead of one explained class over another."""
         best, rival = self.sheet(name), self.sheet(other)
         weights = {row.match: row.weight for row in best.rows}
         for row in rival.rows:
@@ -97,7 +97,7 @@ class ScoredPicture:
         return Sheet(f"{best.name} − {rival.name}", lead, best.probability - rival.probability, in_order)
 
     def to_dict(self, maps: bool = False) -> dict[str, Any]:
-        """The explanation as a JSON document; with `maps`, every prototype's similarity map by its id."""
+        """Return the explanation as a JSON document; with `maps`, every prototype's similarity map by its id."""
         document: dict[str, Any] = {
             "path": self.path,
             "predicted": self.predicted.name,
@@ -121,12 +121,12 @@ class ScoredPicture:
 
     @cached_property
     def picture(self) -> Image:
-        """What the network saw of the picture, with the proportions it has in the file."""
+        """Return what the network saw of the picture, with the proportions it has in the file."""
         return seen_part(self.image, self.view)
 
 
 def added_up(rows: list[SheetRow], total: float, scale: float) -> tuple[SheetRow, ...]:
-    """The rows with most points first, once it is sure that they add up to what the network computed."""
+    """Return the rows with most points first, once it is sure that they add up to what the network computed."""
     error = abs(sum(row.points for row in rows) - total)
     if not error <= TOLERANCE * max(1.0, scale):
         raise AssertionError(f"points differ from the logit {total} by {error}: the scoring sheet would be wrong")

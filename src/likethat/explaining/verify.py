@@ -47,7 +47,7 @@ class Verification:
 
 
 def verify(classifier: Classifier, roots: Sequence[Path], advance: Advance | None = None) -> Verification:
-    """Recomputes the source patch of every prototype from the image file and compares it number by number.
+    """Recompute the source patch of every prototype from the image file and compare it number by number.
 
     `roots` has the data folder of each network. Of networks that see windows, a sample of pictures also proves that
     nothing outside the boxes counts.
@@ -124,7 +124,7 @@ def _read(root: Path, source: Prototype, size_hw: tuple[int, int]) -> Tensor | s
 def _verify_images(
     model: ProtoPNet, groups: list[list[tuple[int, Prototype]]], root: Path
 ) -> tuple[float, list[Failure]]:
-    """The largest error, and what fails, among the prototypes of a few images."""
+    """Return the largest error, and what fails, among the prototypes of a few images."""
     layer, device = model.prototype_layer, next(model.parameters()).device
     pixels, readable, failures = [], [], []
     for group in groups:

@@ -34,7 +34,7 @@ class Latents:
         return len(self.z_NDHW)
 
     def batches(self) -> Iterator[Tensor]:
-        """In order, cut as images are, so that the network's prototypes score the same to the bit."""
+        """Yield the maps in order, cut as images are, so that the network's prototypes score the same to the bit."""
         return (z_BDHW.to(self.label_N.device) for z_BDHW in self.z_NDHW.split(EVAL_BATCH))
 
     def of_images(self, image_B: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class Latents:
 
 @torch.no_grad()
 def cache_latents(model: ProtoPNet, images: Images, file: Path, advance: Advance | None = None) -> Latents:
-    """One pass of the network. `file` is made where the maps are too large for memory."""
+    """Keep the latent maps of all images, in memory or, where they are too large for it, in `file`."""
     model.eval()
     latent_width = model.prototype_layer.prototype_PDhw.shape[1]
     shape = (len(images), *model.backbone.map_size, latent_width)
@@ -60,5 +60,5 @@ def cache_latents(model: ProtoPNet, images: Images, file: Path, advance: Advance
 
 @torch.no_grad()
 def score_latents(layer: PrototypeLayer, latents: Latents) -> Tensor:
-    """The similarity scores of every image, N x P; as the whole network gives them, where the layer is its own."""
+    """Return the similarity scores of every image, N x P: those of the whole network, where the layer is its own."""
     return torch.cat([scores_by(layer, z_BDHW) for z_BDHW in latents.batches()])

@@ -19,13 +19,13 @@ Rows = Iterable[tuple[int, Tensor]]  # some rows of a table after others: the nu
 
 
 def too_large(size: int, device: torch.device) -> bool:
-    """Whether a table of so many bytes would take too much memory of any process."""
+    """Return whether a table of so many bytes would take too much memory of any process."""
     return any_process(size > MEMORY_SHARE * _memory(device))
 
 
 @contextlib.contextmanager
 def gone_afterwards(file: Path) -> Iterator[None]:
-    """However the block ends."""
+    """Remove the file at the end of the block, however that ends."""
     try:
         yield
         barrier()  # every process has done with it
@@ -35,7 +35,7 @@ def gone_afterwards(file: Path) -> Iterator[None]:
 
 
 def fill_file(file: Path, shape: tuple[int, ...], what: str, rows: Rows) -> Tensor:
-    """The table in `file`, to which each process adds its rows; `what` it is, for the user whose disk is too small."""
+    """Return the table in `file`, which the processes fill together; `what` names it where the disk is too small."""
     if is_main_process():
         make_file(file, shape, what)
     barrier()
@@ -51,11 +51,11 @@ def fill_file(file: Path, shape: tuple[int, ...], what: str, rows: Rows) -> Tens
 
 
 def make_file(file: Path, shape: tuple[int, ...], what: str) -> None:
-    """Of zeros."""
+    """Make a file that holds zeros."""
     file.parent.mkdir(parents=True, exist_ok=True)
     check_disk(file.parent, 2 * math.prod(shape), what)
-    with file.open("wb") as made:
-        made.truncate(2 * math.prod(shape))
+    with file.open("wb") as table:
+        table.truncate(2 * math.prod(shape))
 
 
 def map_file(file: Path, shape: tuple[int, ...]) -> Tensor:

@@ -39,8 +39,7 @@ class Search:
         self.map_PkS = self.distance_Pk[..., None].repeat(1, 1, self.grid[0] * self.grid[1])
 
     def offer(self, index_B: Tensor, distance_BPHW: Tensor, rows: slice = ALL) -> None:
-        """Merges some images, as seen by all prototypes or by those of `rows`. The sort is stable, so images offered
-        earlier win ties."""
+        """Merge in some images, as seen by all prototypes or by those of `rows`. Images offered earlier win ties."""
         k = self.distance_Pk.shape[1]
         map_PBS = distance_BPHW.flatten(2).transpose(0, 1)
         both = torch.cat([self.distance_Pk[rows], map_PBS.amin(2)], 1)
@@ -56,7 +55,8 @@ class Search:
         self.distance_Pk[rows] = both.gather(1, order_Pk)
 
     def found(self) -> NearestPatches:
-        """Of fewer than k images, all; of several processes, an earlier one was offered earlier images."""
+        """Return what was found: all images, if fewer than k; where several processes searched, earlier ranks were
+        offered earlier images."""
         joined = gather_nearest(self.distance_Pk, self.image_Pk, self.map_PkS)
         self.distance_Pk, self.image_Pk, self.map_PkS = joined
         count = int((self.image_Pk[0] >= 0).sum())
@@ -73,8 +73,8 @@ class Search:
 
 @torch.no_grad()
 def nearest_patches(model: ProtoPNet, images: Images, k: int, advance: Advance | None = None) -> NearestPatches:
-    """Searches unaugmented images of any class, in evaluation mode and fp32. Ties go to the earlier image, and
-    within an image to the earlier place (row by row)."""
+    """Search unaugmented images of any class, in evaluation mode and fp32. Ties go to the earlier image, and within an
+    image to the earlier place (row by row)."""
     model.eval()
     search = Search(model, k)
     for index_B, x_B3HW, _ in own_batches_of(images, advance):

@@ -38,22 +38,23 @@ class HasBatches(Protocol):
 
 
 def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
-    """bf16 where it pays (CUDA). Only what learns from views uses it; everything that must be exact runs in fp32."""
+    """Use bf16 where it pays (CUDA). Only what learns from views uses it; all that must be exact runs in fp32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def precision_for(images: Images) -> AbstractContextManager[object]:
-    """Views teach the last layer as they taught the layers before it; of the pictures themselves all is exact."""
+    """Use mixed precision for views, which teach the last layer as they taught the layers before it; unaugmented
+    pictures are exact."""
     return mixed_precision(images.device) if isinstance(images, ViewedImages) else nullcontext()
 
 
 def batches_of(images: Images, advance: Advance | None = None) -> Batches:
-    """Unaugmented pictures in order: index, pictures, labels."""
+    """Yield unaugmented pictures in order: index, pictures, labels."""
     return _batches(images, slice(0, len(images)), advance)
 
 
 def own_batches_of(images: HasBatches, advance: Advance | None = None) -> Batches:
-    """Those that this process sees to, of several that share a pass."""
+    """Yield the batches of this process's shard, where several share a pass."""
     return _batches(images, own_shard(len(images), EVAL_BATCH), advance)
 
 
@@ -72,7 +73,7 @@ def own_batches_of_files(
     device: torch.device,
     advance: Advance | None = None,
 ) -> Batches:
-    """The same of image files, decoded when they are needed, so that there may be any number of them."""
+    """Yield the same of image files, decoded when they are needed, so that there may be any number of them."""
     part = own_shard(len(samples), EVAL_BATCH)
     for start in range(part.start, part.stop, CHUNK):
         chunk = tuple(samples[start : min(start + CHUNK, part.stop)])
@@ -84,15 +85,15 @@ def own_batches_of_files(
 
 
 def last_layer_images(train: Images, config: Config) -> Images:
-    """What the last layer learns from: views of every training image. The pictures themselves are known by heart, so
-    connections learned from them are too sure of themselves."""
+    """Return the images that the last layer learns from: views of every training image. The network knows the pictures
+    themselves by heart, so connections learned from them would be too sure of themselves."""
     seed = seed_for(config.train.seed, "last layer")
     return views_of(train, config.augment, seed, config.train.last_layer_views)
 
 
 @torch.no_grad()
 def score_images(model: ProtoPNet, images: Images, advance: Advance | None = None) -> Tensor:
-    """The similarity scores of every image, N x P. Where there are many, `cached_scores` knows where to keep them."""
+    """Return the similarity scores of every image, N x P. Where there are many, use `cached_scores`."""
     model.eval()
     score_NP = torch.zeros(len(images), len(model.prototype_layer.class_P), device=images.device)
     for index_B, x_B3HW, _ in own_batches_of(images, advance):
@@ -102,24 +103,24 @@ def score_images(model: ProtoPNet, images: Images, advance: Advance | None = Non
 
 
 def scores_of(model: ProtoPNet, x_B3HW: Tensor) -> Tensor:
-    """The similarity scores of some pictures, B x P."""
+    """Return the similarity scores of some pictures, B x P."""
     return scores_by(model.prototype_layer, model.latent(x_B3HW))
 
 
 def scores_by(layer: PrototypeLayer, z_BDHW: Tensor) -> Tensor:
-    """The similarity scores of some latent maps, B x P, without all their distances in memory at a time."""
+    """Return the similarity scores of some latent maps, B x P, without holding all their distances in memory."""
     nearest = [maps.smallest() for _, maps in layer.in_blocks(z_BDHW)]
     return layer.similarity.of_distance(torch.cat(nearest, 1))
 
 
 def classify_images(model: ProtoPNet | BaselineClassifier, images: Images, advance: Advance | None = None) -> Tensor:
-    """The logits of every image, N x K."""
+    """Return the logits of every image, N x K."""
     return gather_logits(model, own_batches_of(images, advance), len(images), images.device)
 
 
 @torch.no_grad()
 def gather_logits(model: ProtoPNet | BaselineClassifier, batches: Batches, count: int, device: torch.device) -> Tensor:
-    """Of `count` images, of which this process has these batches and others have theirs."""
+    """Return the logits of `count` images, of which this process has these batches and others have theirs."""
     if isinstance(model, ProtoPNet):
         head = model.prototype_layer, model.last_layer.weight
         return logits_by([head], latents_of(model, batches), count, device)[0]
@@ -149,7 +150,7 @@ def logits_by(heads: Sequence[Head], latents: LatentBatches, count: int, device:
 
 
 def groups_within(sizes: Sequence[int], most: int) -> Iterator[range]:
-    """Neighbours whose sizes add up to no more than `most`; one alone may have more."""
+    """Yield groups of neighbours whose sizes add up to no more than `most`; one alone may have more."""
     start, size = 0, 0
     for number, own in enumerate(sizes):
         if number > start and size + own > most:

@@ -24,8 +24,8 @@ WHAT = "scores of the images"
 def cached_scores(
     model: ProtoPNet, images: Images, source_P: Tensor | None, file: Path, advance: Advance | None = None
 ) -> Iterator[Tensor]:
-    """The similarity scores of every image, N x P, for the last layer to learn from. With `source_P` (the image each
-    prototype was cut from) no prototype judges its own image. `file` is gone afterwards."""
+    """Provide the similarity scores of every image, N x P, for the last layer to learn from. With `source_P` (the
+    image each prototype was cut from) no prototype judges its own image. `file` is gone afterwards."""
     with gone_afterwards(file):
         yield cache_scores(model, images, source_P, file, advance)
 
@@ -33,8 +33,8 @@ def cached_scores(
 def cache_scores(
     model: ProtoPNet, images: Images, source_P: Tensor | None, file: Path, advance: Advance | None = None
 ) -> Tensor:
-    """`file` is made where the scores would take too much memory; processes fill it together. Rounding to float16
-    changes a score by a two-thousandth of itself at most; the solver takes it block by block."""
+    """Return the scores in memory or, where they would take too much of it, in `file`, which processes fill together.
+    Rounding to float16 changes a score by a two-thousandth of itself at most; the solver takes it block by block."""
     count, prototypes = len(images), len(model.prototype_layer.class_P)
     if too_large(4 * count * prototypes, images.device):
         return fill_file(file, (count, prototypes), WHAT, _own_rows(model, images, source_P, advance))
@@ -50,7 +50,7 @@ def cache_scores(
 def _own_rows(
     model: ProtoPNet, images: Images, source_P: Tensor | None, advance: Advance | None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Those that this process sees to."""
+    """Yield the rows of this process's shard."""
     model.eval()
     for index_B, x_B3HW, _ in own_batches_of(images, advance):
         with precision_for(images):

@@ -35,7 +35,7 @@ class Evaluation:
 def logits_of(
     classifier: Classifier | LoadedBaseline, root: Path, samples: Sequence[Sample], display: Display
 ) -> Tensor:
-    """Logits of image files, summed over the members, each at its own input size."""
+    """Return logits of image files, summed over the members, each at its own input size."""
     total_NK = torch.zeros(len(samples), len(classifier.classes), device=classifier.device)
     device = classifier.device
     for model in classifier.networks if isinstance(classifier, Classifier) else [classifier.model]:

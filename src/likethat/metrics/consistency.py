@@ -29,7 +29,7 @@ ABOUT = About("consistency", HIGHER, "parts", "Huang et al. 2023")
 
 
 def best_share(hit_PQ: Tensor, visible_PQ: Tensor) -> Tensor:
-    """Of each prototype's most frequent part; NaN for a prototype that was never seen with a visible part."""
+    """Return the share of each prototype's most frequent part; NaN where it was never seen with a visible part."""
     share_PQ = hit_PQ.double() / visible_PQ.clamp(min=1)
     seen_P = visible_PQ.sum(1) > 0
     return torch.where(seen_P, share_PQ.amax(1), torch.nan)

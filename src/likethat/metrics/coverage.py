@@ -21,7 +21,7 @@ ABOUT = About("part coverage", HIGHER, "parts", "this project")
 
 
 def coverages(hit_PQ: Tensor, visible_PQ: Tensor, class_P: Tensor, used_P: Tensor, classes: int) -> Tensor:
-    """Of every class; NaN for a class that no part was seen of."""
+    """Return the coverage of every class; NaN for a class that no part was seen of."""
     share_PQ = hit_PQ.double() / visible_PQ.clamp(min=1) * used_P[:, None]
     nothing_KQ, class_PQ = share_PQ.new_zeros(classes, share_PQ.shape[1]), class_P[:, None].expand_as(share_PQ)
     best_KQ = nothing_KQ.scatter_reduce(0, class_PQ, share_PQ, "amax")

@@ -27,7 +27,7 @@ QUALITY = 40
 
 
 def through_jpeg(x_B3HW: Tensor, quality: int = QUALITY) -> Tensor:
-    """The pictures as they come out of JPEG files."""
+    """Return the pictures as they come out of JPEG files."""
     pixel_BHW3 = (x_B3HW * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
 
     def coded(pixel_HW3: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ class MetricFigure:
     note: str
 
     def shown(self) -> tuple[str, str]:
-        """Value and interval as people read them."""
+        """Return value and interval as people read them."""
         if self.value is None:
             return "–", ""
         form = "{:.1%}" if self.unit == "share" else "{:.3g}"
@@ -50,7 +50,7 @@ class About:
     unit: str = "share"
 
     def proportion(self, true_n: Tensor, note: str) -> MetricFigure:
-        """The share of true ones, with Wilson's interval."""
+        """Return the share of true ones, with Wilson's interval."""
         count = len(true_n)
         if not count:
             return self.absent("nothing to measure it on")
@@ -58,7 +58,7 @@ class About:
         return self._figure(value, wilson_interval(value, count), note)
 
     def mean(self, value_n: Tensor, note: str) -> MetricFigure:
-        """The mean, with the bootstrap's interval over the n of them. Values that are not numbers are left out."""
+        """Return the mean, with the bootstrap's interval over the n values. Those that are not numbers are left out."""
         values = value_n.cpu().double().numpy()
         values = values[np.isfinite(values)]
         if not len(values):
@@ -66,11 +66,11 @@ class About:
         return self._figure(float(values.mean()), bootstrap_interval(values), note)
 
     def measured(self, value: float, interval: tuple[float, float], note: str) -> MetricFigure:
-        """A value whose interval the metric works out itself."""
+        """Return a figure whose interval the metric works out itself."""
         return self._figure(value, interval, note)
 
     def exact(self, value: float, note: str) -> MetricFigure:
-        """A property of the model itself, which no choice of images changes."""
+        """Return a figure of the model itself, which no choice of images changes."""
         return self._figure(value, (None, None), note)
 
     def absent(self, why: str) -> MetricFigure:
@@ -89,13 +89,13 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
 
 
 def resamples_of(count: int) -> list[int]:
-    """RESAMPLES in parts: so many at a time that draws of `count` values each are small beside the images."""
+    """Split RESAMPLES into parts: so many at a time that draws of `count` values each are small beside the images."""
     part = max(1, 4_000_000 // count)
     return [min(part, RESAMPLES - start) for start in range(0, RESAMPLES, part)]
 
 
 def bootstrap_interval(values_n: np.ndarray) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean; the same draws every time."""
+    """Return the 95 % percentile interval of the mean; the same draws every time."""
     generator = np.random.default_rng(0)
     count = len(values_n)
     means = [values_n[generator.integers(count, size=(rows, count))].mean(1) for rows in resamples_of(count)]

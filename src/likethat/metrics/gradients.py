@@ -11,7 +11,7 @@ from likethat.models.protopnet import ProtoPNet
 
 
 def similarity_gradient(network: ProtoPNet, x_B3HW: Tensor, prototype_B: Tensor) -> Tensor:
-    """d score / d picture, of another prototype in every picture; `prototype_B` counts within the network."""
+    """Return d score / d picture, of another prototype in every picture; `prototype_B` counts within the network."""
     with torch.enable_grad():
         x_B3HW = x_B3HW.detach().requires_grad_()
         score_B = network(x_B3HW).score_BP.gather(1, prototype_B[:, None])
@@ -21,8 +21,7 @@ def similarity_gradient(network: ProtoPNet, x_B3HW: Tensor, prototype_B: Tensor)
 
 
 def by_member(networks: Sequence[ProtoPNet], prototype_B: Tensor, work: Callable[[int, Tensor, Tensor], None]) -> None:
-    """Calls `work` for every member that has some of these prototypes: its number, the rows, and the prototypes
-    counted within it."""
+    """Call `work` for every member with some of these prototypes: its number, the rows, the prototypes within it."""
     start = 0
     for member, network in enumerate(networks):
         count = len(network.prototype_layer.class_P)

@@ -26,7 +26,7 @@ class Leakage(Revealing):
             return [about.absent("nothing to measure it on") for about in (ALONE, WITHOUT)]
 
         def last(name: str, value: str) -> Tensor:
-            """At the last step, with all boxes."""
+            """Return the values at the last step, with all boxes."""
             return torch.cat([getattr(getattr(seen, name), value)[-1] for seen in self.seen]).double()
 
         figures = []

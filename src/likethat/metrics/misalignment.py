@@ -209,7 +209,7 @@ class Misalignment(Metric):
 
 
 def similarity_kept(batch: Batch) -> Tensor:
-    """With the box of the prototype with most points pasted into the next picture of the batch."""
+    """Return similarities with the box of the prototype with most points pasted into the batch's next picture."""
     evidence = batch.evidence
     box_B14, prototype_B = evidence.box_BE4[:, :1], evidence.prototype_BE[:, 0]
     pasted = []
@@ -221,7 +221,7 @@ def similarity_kept(batch: Batch) -> Tensor:
 
 
 def at_the_same_place(before: Reading, after: Reading, prototype_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Similarities where the prototype is most active before."""
+    """Return similarities at the place where the prototype was most active before."""
     everyone_B = torch.arange(len(prototype_B), device=prototype_B.device)
     value_2B = before.logits_BK.new_zeros(2, len(prototype_B))
     both = zip(before.maps(everyone_B, prototype_B), after.maps(everyone_B, prototype_B), strict=True)

@@ -28,7 +28,7 @@ NONE_GIVEN = "no other pictures were given; name a folder of some with --ood FOL
 
 
 def auroc(known_n: np.ndarray, other_m: np.ndarray) -> float:
-    """How often a known value is the larger one of a pair; equal ones count half."""
+    """Return how often a known value is the larger one of a pair; equal ones count half."""
     from scipy.stats import rankdata  # takes a second
 
     count = len(known_n)
@@ -37,7 +37,7 @@ def auroc(known_n: np.ndarray, other_m: np.ndarray) -> float:
 
 
 def fpr95(known_n: np.ndarray, other_m: np.ndarray) -> float:
-    """The share of other values that reach what 95 % of the known ones reach."""
+    """Return the share of other values that reach what 95 % of the known ones reach."""
     least = np.sort(known_n)[::-1][math.ceil(0.95 * len(known_n)) - 1]
     return float((other_m >= least).mean())
 
@@ -45,7 +45,7 @@ def fpr95(known_n: np.ndarray, other_m: np.ndarray) -> float:
 def out_of_distribution_figures(
     calibration: Calibration | None, known_NK: Tensor, other_MK: Tensor | None, what: str
 ) -> list[MetricFigure]:
-    """`what` says which the other pictures are."""
+    """Measure how well other pictures are told from known ones; `what` says which the others are."""
     if other_MK is None:
         return [about.absent(NONE_GIVEN) for about in (AUROC, FPR95, ABSTAINS)]
     known_n, other_m = (likeness_of(logits).cpu().double().numpy() for logits in (known_NK, other_MK))

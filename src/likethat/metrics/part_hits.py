@@ -40,7 +40,7 @@ def square_note(subject: Subject) -> str:
 
 
 def own_parts(batch: Batch) -> Tensor:
-    """The same for all prototypes of each image's own class, as `batch.own_pairs` lists them."""
+    """Return the same for all prototypes of each image's own class, as `batch.own_pairs` lists them."""
     assert batch.part_BQ4 is not None
     return parts_in_region(batch.clean, *batch.own_pairs, batch.part_BQ4)
 

@@ -45,7 +45,7 @@ def trimmed(box: Tensor) -> Tensor:
 
 
 def purities(patch_Pk4: Tensor, part_PkQ4: Tensor, sides: Sequence[int]) -> Tensor:
-    """Of every prototype, from its patches and the parts of the pictures they are from; NaN where no part is shown."""
+    """Return the purity of every prototype, from its patches and their pictures' parts; NaN where no part is shown."""
     point_PkQ2 = centres(part_PkQ4)
     low, high = patch_Pk4[:, :, None, :2], patch_Pk4[:, :, None, 2:]
     inside_PkQ = ((point_PkQ2 >= low) & (point_PkQ2 <= high)).all(-1)
@@ -85,7 +85,7 @@ class PurityOfUnseen(Metric):
 
     @cached_property
     def purity_P(self) -> Tensor:
-        """Of all prototypes, once all images are seen."""
+        """Return the purity of all prototypes, once all images are seen."""
         assert self.subject.parts is not None
         found = []
         for network, search in zip(self.subject.classifier.networks, self.searches, strict=True):

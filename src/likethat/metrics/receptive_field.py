@@ -29,14 +29,14 @@ OFFSETS = tuple(
 
 
 def energy_inside(gradient_B3HW: Tensor, box_B4: Tensor) -> Tensor:
-    """The share of each picture's energy; NaN where there is no gradient at all."""
+    """Return the share of each picture's gradient energy inside the box; NaN where there is no gradient at all."""
     energy_BHW = gradient_B3HW.square().sum(1)
     inside_BHW = box_masks(box_B4[:, None], (energy_BHW.shape[1], energy_BHW.shape[2]))[:, 0]
     return (energy_BHW * inside_BHW).sum((1, 2)) / energy_BHW.sum((1, 2))
 
 
 def energy_centres(gradient_B3HW: Tensor) -> Tensor:
-    """B x 2: centres of gravity (x, y), in shares of the picture."""
+    """Return centres of gravity (x, y), B x 2, in shares of the picture."""
     energy_BHW = gradient_B3HW.square().sum(1)
     weight_BHW = energy_BHW / energy_BHW.sum((1, 2), keepdim=True)
     height, width = energy_BHW.shape[1:]

@@ -34,7 +34,7 @@ class Redundancy(Metric):
         self.own_kP = torch.zeros(0, len(subject.class_P), device=subject.class_P.device, dtype=torch.bool)
 
     def collect(self, batch: Batch) -> None:
-        """Keeps the most similar pictures so far."""
+        """Keep the most similar pictures so far."""
         score_nP = torch.cat([self.score_kP, batch.clean.score_BP])
         own_nP = torch.cat([self.own_kP, batch.label_B[:, None] == self.subject.class_P])
         self.score_kP, best_kP = score_nP.topk(min(self.nearest, len(score_nP)), dim=0)

@@ -46,7 +46,7 @@ class Reading:
         return place_S4
 
     def maps(self, image_S: Tensor, prototype_S: Tensor) -> Iterator[tuple[ProtoPNet, Tensor, Tensor]]:
-        """Of every member that has some of these prototypes: the network, which of the S they are, similarity maps."""
+        """Yield every member with some of these prototypes: the network, which of the S they are, similarity maps."""
         start = 0
         for network, output in zip(self.networks, self.outputs, strict=True):
             count = output.score_BP.shape[1]
@@ -88,12 +88,12 @@ def _in_shares(box_S4: Tensor, size_hw: tuple[int, int]) -> Tensor:
 
 
 def centres(box: Tensor) -> Tensor:
-    """... x 4 boxes to ... x 2 centres."""
+    """Return the centres, ... x 2, of boxes, ... x 4."""
     return (box[..., :2] + box[..., 2:]) / 2
 
 
 def intersection_over_union(a_S4: Tensor, b_S4: Tensor) -> Tensor:
-    """Of boxes two by two; 0 where both are empty."""
+    """Return the overlap of boxes two by two; 0 where both are empty."""
     side_S2 = (torch.minimum(a_S4[:, 2:], b_S4[:, 2:]) - torch.maximum(a_S4[:, :2], b_S4[:, :2])).clamp(min=0)
     both_S = side_S2.prod(1)
     return both_S / (areas(a_S4) + areas(b_S4) - both_S).clamp(min=1e-12)
@@ -104,13 +104,13 @@ def areas(box_S4: Tensor) -> Tensor:
 
 
 def distance_to_box(point_S2: Tensor, box_S4: Tensor) -> Tensor:
-    """Euclidean, in shares; 0 inside. NaN where there is no box."""
+    """Return the Euclidean distance in shares; 0 inside, NaN where there is no box."""
     outside_S2 = torch.maximum(box_S4[:, :2] - point_S2, point_S2 - box_S4[:, 2:]).clamp(min=0)
     return outside_S2.square().sum(1).sqrt()
 
 
 def box_masks(box_BE4: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """B, E, height, width: True at pixels whose centre lies in the box."""
+    """Return a mask, B, E, height, width, that is true at pixels whose centre lies in the box."""
     height, width = size_hw
     x_W = (torch.arange(width, device=box_BE4.device) + 0.5) / width
     y_H = (torch.arange(height, device=box_BE4.device) + 0.5) / height

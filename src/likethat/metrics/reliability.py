@@ -33,7 +33,7 @@ class Bin:
 
 
 def reliability(logits_NK: Tensor, label_N: Tensor) -> list[Bin]:
-    """Bins that hold images, from doubt to certainty."""
+    """Return the bins that hold images, from doubt to certainty."""
     confidence_N, right_N = _confidence(logits_NK, label_N)
     bin_N = _bins(confidence_N)
     return [
@@ -69,7 +69,7 @@ def calibration_figures(logits_NK: Tensor, label_N: Tensor) -> list[MetricFigure
 
 
 def _confidence(logits_NK: Tensor, label_N: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Probability of the predicted class, and 1 where it is right."""
+    """Return the probability of the predicted class, and 1 where it is right."""
     confidence_N, guess_N = logits_NK.cpu().double().softmax(1).max(1)
     return confidence_N.numpy(), (guess_N == label_N.cpu()).double().numpy()
 
@@ -79,7 +79,7 @@ def _bins(confidence: np.ndarray) -> np.ndarray:
 
 
 def _errors(confidence_RN: np.ndarray, right_RN: np.ndarray) -> np.ndarray:
-    """The expected calibration error of each row."""
+    """Return the expected calibration error of each row."""
     rows, count = confidence_RN.shape
     cell_RN = _bins(confidence_RN) + BINS * np.arange(rows)[:, None]
     gap_RN = (right_RN - confidence_RN).ravel()

@@ -26,7 +26,8 @@ class Response:
 
 
 def respond(batch: Batch, after: Reading, move_23: Tensor | None = None) -> Response:
-    """`move_23` takes a place in the picture before (in shares: x, y, 1) to its place after."""
+    """Compare the leading prototypes before and after; `move_23` takes a place in the picture before (in shares: x, y,
+    1) to its place after."""
     evidence, leading = batch.evidence, min(LEADING, batch.evidence.prototype_BE.shape[1])
     counts_BL = evidence.counts_BE[:, :leading]
     image_S, rank_S = counts_BL.nonzero().unbind(1)
@@ -43,12 +44,12 @@ def respond(batch: Batch, after: Reading, move_23: Tensor | None = None) -> Resp
 
 
 def _means(value_S: Tensor, image_S: Tensor, count_B: Tensor) -> Tensor:
-    """Of each image; NaN of none."""
+    """Return the mean of each image; NaN for an image without values."""
     return value_S.new_zeros(len(count_B)).index_add_(0, image_S, value_S) / count_B
 
 
 def moved_boxes(box_S4: Tensor, move_23: Tensor) -> Tensor:
-    """The smallest upright boxes around the moved ones, as far as they are still in the picture."""
+    """Return the smallest upright boxes around the moved ones, as far as they are still in the picture."""
     x0, y0, x1, y1 = box_S4.unbind(1)
     corner_S34 = torch.stack(
         [torch.stack([x0, x1, x1, x0]), torch.stack([y0, y0, y1, y1]), torch.ones(4, len(x0)).to(x0)]
@@ -89,7 +90,7 @@ class Responses:
         ]
 
     def overlap_P(self, prototypes: int) -> Tensor:
-        """Mean overlap of every prototype; NaN of those that never lead."""
+        """Return the mean overlap of every prototype; NaN for those that never lead."""
         responses = [response for found in self.seen.values() for response in found]
         if not responses:
             return torch.full((prototypes,), torch.nan)

@@ -16,7 +16,7 @@ BLUR = 1 / 12  # of the side: standard deviation of the blur that hides
 
 
 def blurred(x_B3HW: Tensor) -> Tensor:
-    """So blurred that no part can be told, but colours and light stay; rows of a Gaussian that add up to one."""
+    """Blur so much that no part can be told, but colours and light stay; rows of the Gaussian add up to one."""
     height, width = x_B3HW.shape[2:]
     return _gaussian(height, x_B3HW) @ x_B3HW @ _gaussian(width, x_B3HW).T
 
@@ -28,14 +28,14 @@ def _gaussian(size: int, like: Tensor) -> Tensor:
 
 
 def elsewhere(box_BE4: Tensor, generator: torch.Generator) -> Tensor:
-    """Boxes of the same sizes at random places inside the picture."""
+    """Return boxes of the same sizes at random places inside the picture."""
     size_BE2 = box_BE4[..., 2:] - box_BE4[..., :2]
     corner_BE2 = torch.rand(size_BE2.shape, generator=generator).to(size_BE2) * (1 - size_BE2)
     return torch.cat([corner_BE2, corner_BE2 + size_BE2], -1)
 
 
 def unions(box_BE4: Tensor, counts_BE: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """L, B, height, width: True where one of the first boxes lies, for each of STEPS."""
+    """Return a mask, L, B, height, width: true where one of the first boxes lies, for each of STEPS."""
     mask_BEHW = box_masks(box_BE4, size_hw) & counts_BE[..., None, None]
     return torch.stack([mask_BEHW[:, :count].any(1) for count in STEPS])
 

@@ -25,7 +25,7 @@ NEGATIVE = About("points from negative connections", LOWER, GROUP, "this project
 
 
 def needed_for_most(points_BP: Tensor) -> Tensor:
-    """The least number of prototypes that have MOST of all points, in absolute values."""
+    """Return the least number of prototypes that have MOST of all points, in absolute values."""
     sorted_BP = points_BP.abs().sort(dim=1, descending=True).values
     return (sorted_BP.cumsum(1) < MOST * sorted_BP.sum(1, keepdim=True)).sum(1) + 1
 

@@ -73,7 +73,7 @@ class Subject:
 
     @cached_property
     def order_N(self) -> Tensor:
-        """The same shuffled order every time: its first images are a fair sample of all."""
+        """Return the same shuffled order every time: its first images are a fair sample of all."""
         return torch.randperm(len(self.samples), generator=torch.Generator().manual_seed(seed_for("sweep")))
 
     @property
@@ -138,7 +138,7 @@ class Batch:
         self.object_B4 = object_B4
         self.perturbed, self.attacked = perturbed, attacked
         self.device = subject.classifier.device
-        self.made: dict[str, Any] = {}
+        self.computed: dict[str, Any] = {}
         self.label_B = subject.label_N[index_B].to(self.device)
 
     def __len__(self) -> int:
@@ -150,11 +150,11 @@ class Batch:
         return Reading(networks, [network(x_B3HW) for network, x_B3HW in zip(networks, x, strict=True)])
 
     def once(self, key: str, make: Callable[[Batch], Result]) -> Result:
-        """What `make` gives for this batch; made when the first of several metrics asks for it."""
-        if key not in self.made:
-            self.made[key] = make(self)
-        made: Result = self.made[key]
-        return made
+        """Return `make(self)`, computed when the first of several metrics asks for it."""
+        if key not in self.computed:
+            self.computed[key] = make(self)
+        result: Result = self.computed[key]
+        return result
 
     @cached_property
     def clean(self) -> Reading:
@@ -162,7 +162,7 @@ class Batch:
 
     @cached_property
     def noisy(self) -> Reading:
-        """Under the noise of Huang et al. 2023."""
+        """Return the reading under the noise of Huang et al. 2023."""
         generator = torch.Generator(self.device).manual_seed(seed_for("noise", int(self.index_B[0])))
         return self.read([add_noise(x_B3HW, generator) for x_B3HW in self.x])
 
@@ -172,7 +172,7 @@ class Batch:
 
     @cached_property
     def own_pairs(self) -> tuple[Tensor, Tensor]:
-        """Image in the batch and prototype, for all prototypes of the image's own class."""
+        """Return image in the batch and prototype, for all prototypes of the image's own class."""
         image_S, prototype_S = (self.label_B[:, None] == self.subject.class_P).nonzero().unbind(1)
         return image_S, prototype_S
 

@@ -32,7 +32,7 @@ LIGHTS = {"darker": (0.75, 1.0, 1.0), "flatter": (1.0, 0.7, 1.0), "paler": (1.0,
 
 
 def about_the_middle(matrix_22: Tensor) -> Tensor:
-    """2 x 3: the linear map with the picture's middle where it was."""
+    """Return the linear map that keeps the picture's middle where it was: 2 x 3."""
     middle_2 = torch.tensor([0.5, 0.5])
     return torch.cat([matrix_22, (middle_2 - matrix_22 @ middle_2)[:, None]], 1)
 
@@ -51,7 +51,7 @@ MOVES = _moves()  # from a place in the picture, in shares, to its place in the 
 
 
 def warp(x_B3HW: Tensor, move_23: Tensor) -> Tensor:
-    """The picture with every place moved so."""
+    """Move every place of the picture so."""
     back_22 = torch.linalg.inv(move_23[:, :2])
     back_23 = torch.cat([back_22, -back_22 @ move_23[:, 2:]], 1)
     # grid_sample counts from -1 to 1: g = 2 u - 1.

@@ -56,7 +56,7 @@ class Backbone(nn.Module):
         self.channels, self.map_size = self._probe()
 
     def _probe(self) -> tuple[int, tuple[int, int]]:
-        """Channels and size of the map, read off the model by running it once."""
+        """Return channels and size of the map, read off the model by running it once."""
         training = self.training
         self.eval()
         try:
@@ -85,7 +85,7 @@ class Backbone(nn.Module):
         return _offset_of(self.name, self.input_size, self.fine_map)
 
     def to_map(self, feature: Tensor) -> Tensor:
-        """Brings tokens (ViT) and channels-last maps (Swin) into BCHW."""
+        """Bring tokens (ViT) and channels-last maps (Swin) into BCHW."""
         if not isinstance(feature, Tensor) or feature.ndim not in (3, 4):
             raise UserError(f"{self.name} gives no spatial map, so it cannot be a backbone; choose another timm model.")
         if feature.ndim == 3:
@@ -131,7 +131,7 @@ def create_timm(name: str, input_size: tuple[int, int], *, num_classes: int = 0,
 
 
 def place(model: Module, device: torch.device) -> Module:
-    """Moves a model to its device, with the memory layout that convolutions are fastest in there."""
+    """Move a model to its device, with the memory layout that convolutions are fastest in there."""
     model = model.to(device)
     return model if device.type == "mps" else model.to(memory_format=torch.channels_last)
 
@@ -210,7 +210,7 @@ def _pretrained_state(name: str, backbone: Backbone) -> dict[str, Tensor]:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors or weights-only .pth file, by name; never unpickles code."""
+    """Read the tensors of a safetensors or weights-only .pth file, by name; never unpickle code."""
     if not path.is_file():
         raise UserError(f"The weights file {path} does not exist; pass 'pretrained', 'none' or an existing file.")
     try:
@@ -233,7 +233,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def load_state(net: nn.Module, state: dict[str, Tensor], name: str, source: str) -> None:
-    """Every tensor of the backbone must be in `state` with its shape; heads in `state` are left aside."""
+    """Load every tensor of the backbone, which must be in `state` with its shape; heads in `state` are left aside."""
     wanted = net.state_dict()
     missing = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
     wrong = [key for key in wanted if key in state and state[key].shape != wanted[key].shape]

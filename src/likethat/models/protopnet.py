@@ -30,12 +30,12 @@ class Output:
 
     @cached_property
     def distance_BPHW(self) -> Tensor:
-        """Computed when asked for, since training does not need them."""
+        """Compute the distances when they are asked for, since training does not need them."""
         return self.maps.distances()
 
     @property
     def similarity_BPHW(self) -> Tensor:
-        """The activation maps."""
+        """Return the activation maps."""
         return self.of_distance(self.distance_BPHW)
 
 
@@ -46,7 +46,7 @@ def logits_of_scores(score_BP: Tensor, weight_KP: Tensor) -> Tensor:
 
 
 def summed_logits(outputs: Sequence[Output]) -> Tensor:
-    """The logits of networks that judge together, B x K."""
+    """Return the logits of networks that judge together, B x K."""
     return torch.stack([output.logits_BK for output in outputs]).sum(0)
 
 
@@ -73,14 +73,14 @@ class ProtoPNet(nn.Module):
 
     @property
     def patch_grid(self) -> tuple[int, int]:
-        """Rows and columns of patches that a prototype is compared with."""
+        """Return how many rows and columns of patches a prototype is compared with."""
         height, width = self.backbone.map_size
         h, w = self.prototype_layer.window
         return height - h + 1, width - w + 1
 
     @property
     def own_KP(self) -> Tensor:
-        """True where a prototype belongs to the class."""
+        """Return a mask that is true where a prototype belongs to the class."""
         class_P = self.prototype_layer.class_P
         return torch.arange(self.num_classes, device=class_P.device)[:, None] == class_P[None]
 
@@ -114,8 +114,8 @@ def create_layers(
 
 
 def create_add_on(kind: str, channels: int, width: int) -> nn.Sequential:
-    """Two 1x1 convolutions with ReLU and a final sigmoid ('regular'), a chain that halves the width ('bottleneck'),
-    or a single convolution ('linear'), which keeps what a baseline's patches are made of."""
+    """Create two 1x1 convolutions with ReLU and a final sigmoid ('regular'), a chain that halves the width
+    ('bottleneck'), or a single convolution ('linear'), which keeps what a baseline's patches are made of."""
     layers: list[nn.Module] = []
     if kind == "regular":
         layers = [nn.Conv2d(channels, width, 1), nn.ReLU(), nn.Conv2d(width, width, 1), nn.Sigmoid()]
@@ -142,7 +142,7 @@ def reset_last_layer(model: ProtoPNet, own_weight: float, other_weight: float) -
 
 
 def set_latent_width(model: ProtoPNet, width: int) -> None:
-    """Another D for a model whose add-on and prototypes are still to be set; the add-on is 'linear'."""
+    """Set another D in a model whose add-on and prototypes are still to be set; the add-on is 'linear'."""
     layer = model.prototype_layer
     count, old, h, w = layer.prototype_PDhw.shape
     if width != old:

@@ -20,7 +20,7 @@ BLOCK = 2**25  # distances in memory at a time where a pass over many images mus
 
 
 def log_similarity(distance: Tensor) -> Tensor:
-    """The paper's: log((d + 1) / (d + eps)), largest (about 9.21) at d = 0."""
+    """Return the paper's similarity, log((d + 1) / (d + eps)), which is largest (about 9.21) at d = 0."""
     return torch.log((distance + 1) / (distance + EPSILON))
 
 
@@ -29,7 +29,8 @@ def linear_similarity(distance: Tensor) -> Tensor:
 
 
 def cosine_similarity(distance: Tensor) -> Tensor:
-    """On vectors of length 1 the squared L2 distance is 2 - 2 cos; what points elsewhere has no similarity at all."""
+    """Return the cosine: on vectors of length 1 the squared L2 distance is 2 - 2 cos. A vector that points elsewhere
+    has no similarity at all."""
     return F.relu(1 - distance / 2)
 
 
@@ -49,7 +50,7 @@ SIMILARITIES = {
 
 
 def patches(z_BDHW: Tensor, window: tuple[int, int]) -> Tensor:
-    """Every h x w window of the map as one vector: B, D*h*w, H', W' with H' = H - h + 1, W' = W - w + 1."""
+    """Return every h x w window of the map as one vector: B, D*h*w, H', W' with H' = H - h + 1, W' = W - w + 1."""
     if window == (1, 1):
         return z_BDHW
     height, width = z_BDHW.shape[2] - window[0] + 1, z_BDHW.shape[3] - window[1] + 1
@@ -57,7 +58,7 @@ def patches(z_BDHW: Tensor, window: tuple[int, int]) -> Tensor:
 
 
 def products(patch_BDHW: Tensor, vector_PD: Tensor) -> Tensor:
-    """<patch, vector> for all pairs as B, P, H, W. Vectors B, P, D are others for each image.
+    """Return <patch, vector> for all pairs as B, P, H, W. Vectors B, P, D are others for each image.
 
     It is one product of two matrices where maps lie in memory channels last, which gives one that does too."""
     patch_BHWD = patch_BDHW.permute(0, 2, 3, 1)
@@ -69,7 +70,7 @@ def products(patch_BDHW: Tensor, vector_PD: Tensor) -> Tensor:
 
 
 def bfloat16_parts(vector_PD: Tensor) -> list[Tensor]:
-    """Three numbers of 8 significant bits hold the 24 of an fp32 number: their sum is that number."""
+    """Split fp32 numbers into three of 8 significant bits each: their sum is the number, which has 24."""
     parts: list[Tensor] = []
     for _ in range(3):
         parts.append(vector_PD.bfloat16())
@@ -90,7 +91,7 @@ class DistanceMaps:
         return self._finish(self.start_BPHW, self.rest_P[..., None, None])
 
     def smallest(self) -> Tensor:
-        """Of each prototype, over all patches of an image: B, P."""
+        """Return the smallest distance of each prototype over all patches of an image: B, P."""
         return self._finish(self.start_BPHW.flatten(2).amin(2), self.rest_P)
 
     def _finish(self, start: Tensor, rest: Tensor) -> Tensor:
@@ -98,8 +99,8 @@ class DistanceMaps:
 
 
 def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor, centre_D: Tensor | None = None) -> DistanceMaps:
-    """||patch - prototype||^2 for all pairs, in fp32 whatever the surrounding autocast. Prototypes B, P, D are others
-    for each image.
+    """Return ||patch - prototype||^2 for all pairs, in fp32 whatever the surrounding autocast. Prototypes B, P, D are
+    others for each image.
 
     Expanding the square makes it one matrix product. Both sides are centred on the mean prototype first (of all of
     them, where only some are given): the expansion's rounding error grows with the vectors' lengths, and the log
@@ -116,15 +117,15 @@ def squared_distances(patch_BDHW: Tensor, prototype_PD: Tensor, centre_D: Tensor
 
 
 def angular_distances(patch_BDHW: Tensor, prototype_PD: Tensor) -> DistanceMaps:
-    """2 - 2 <patch, prototype> for all pairs, in fp32: the squared distance of unit vectors."""
+    """Return 2 - 2 <patch, prototype> for all pairs, in fp32: the squared distance of unit vectors."""
     with torch.autocast(patch_BDHW.device.type, enabled=False):
         product_BPHW = products(patch_BDHW.float(), -2 * prototype_PD.float())
         return DistanceMaps(product_BPHW, product_BPHW.new_full((len(prototype_PD),), 2.0), floor=False)
 
 
 def mixed_angular_distances(z_BDHW: Tensor, prototype_PD: Tensor) -> DistanceMaps:
-    """The same for vectors of any length in bfloat16, on CUDA and without gradients: with the prototypes in parts every
-    product is exact and sums are fp32, at the speed of bfloat16."""
+    """Return the same for vectors of any length in bfloat16, on CUDA and without gradients: with the prototypes in
+    parts every product is exact and sums are fp32, at the speed of bfloat16."""
     z_BHWD = z_BDHW.permute(0, 2, 3, 1)
     parts_PE = torch.cat(bfloat16_parts(prototype_PD), 1)
     product_SP = torch.mm(z_BHWD.flatten(0, 2).repeat(1, 3), parts_PE.T, out_dtype=torch.float32)
@@ -153,19 +154,19 @@ class PrototypeLayer(nn.Module):
         self.register_buffer("unprojected_PDhw", torch.zeros(shape))
 
     def patches(self, z_BDHW: Tensor) -> Tensor:
-        """The vectors that prototypes are compared with, and that projection copies."""
+        """Return the vectors that prototypes are compared with, and that projection copies."""
         patch_BDHW = patches(z_BDHW.float(), self.window)
         return F.normalize(patch_BDHW, dim=1) if self.similarity.angular else patch_BDHW
 
     def vectors(self) -> Tensor:
-        """Prototypes as the vectors they are compared as: P, D*h*w, none longer than a patch can be."""
+        """Return prototypes as the vectors they are compared as: P, D*h*w, none longer than a patch can be."""
         vector_PD = self.prototype_PDhw.flatten(1)
         return vector_PD / vector_PD.norm(dim=1, keepdim=True).clamp(min=1) if self.similarity.angular else vector_PD
 
     def with_prototypes(
         self, vector_PD: Tensor, class_P: Tensor, unprojected_PD: Tensor | None = None
     ) -> PrototypeLayer:
-        """The same kind of layer with other prototypes; without `unprojected_PD`, projection has not moved them."""
+        """Return such a layer with other prototypes; without `unprojected_PD`, projection has not moved them."""
         layer = copy.deepcopy(self)
         shape = (len(vector_PD), *self.prototype_PDhw.shape[1:])
         before_PD = vector_PD if unprojected_PD is None else unprojected_PD
@@ -178,7 +179,7 @@ class PrototypeLayer(nn.Module):
         return self._comparison(z_BDHW, vector_PD)(vector_PD)
 
     def in_blocks(self, z_BDHW: Tensor, most: int = BLOCK) -> Iterator[tuple[slice, DistanceMaps]]:
-        """The same, some prototypes after others, so that at most `most` distances are in memory at a time."""
+        """Yield the same distances for blocks of prototypes, so that at most `most` of them are in memory at a time."""
         vector_PD = self.vectors()
         compare = self._comparison(z_BDHW, vector_PD)
         h, w = self.window
@@ -188,7 +189,7 @@ class PrototypeLayer(nn.Module):
             yield rows, compare(vector_PD[rows])
 
     def _comparison(self, z_BDHW: Tensor, vector_PD: Tensor) -> Callable[[Tensor], DistanceMaps]:
-        """What compares these maps with some of all the vectors."""
+        """Return the function that compares these maps with some of all the vectors."""
         bfloat16 = z_BDHW.is_cuda and z_BDHW.dtype == torch.bfloat16
         if bfloat16 and self.similarity.angular and self.window == (1, 1) and not torch.is_grad_enabled():
             return partial(mixed_angular_distances, z_BDHW)

@@ -77,7 +77,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def to_document(atlas: Atlas, thumbnails: Thumbnails) -> dict[str, Any]:
-    """All that the page shows, as data. Boxes are in pixels of the image files."""
+    """Return all that the page shows, as data. Boxes are in pixels of the image files."""
     summary = {
         "mean_distance_within_class": atlas.within_class,
         "mean_distance_between_classes": atlas.between_classes,
@@ -136,7 +136,8 @@ def _source(prototype: Prototype) -> Sample:
 
 
 def _page_entry(atlas: Atlas, entry: Entry, numbers: Mapping[Sample, int]) -> dict[str, Any]:
-    """Short, since the page holds thousands. Boxes are x, y, width, height in per mille of the picture."""
+    """Return an entry of the page: a short one, since the page holds thousands. Boxes are x, y, width, height in per
+    mille of the picture."""
     prototype = entry.prototype
     classes = atlas.classifier.classes
     source = read_picture(atlas.classifier.path, prototype.source)
@@ -172,7 +173,7 @@ def _per_mille(share: Box) -> list[int]:
 
 
 def _write_pictures(folder: Path, atlas: Atlas, advance: Advance | None) -> dict[Sample, Thumbnail]:
-    """One picture for every image that something lies in, and one of every prototype's part."""
+    """Write one picture for every image that something lies in, and one of every prototype's part."""
     (folder / PICTURES).mkdir()
     samples: dict[Sample, None] = {}
     for entry in atlas.entries:
@@ -181,7 +182,7 @@ def _write_pictures(folder: Path, atlas: Atlas, advance: Advance | None) -> dict
     limit = BUDGET // len(samples)
     side = min(MOST_SIDE, max(LEAST_SIDE, int(math.sqrt(limit / BYTES_PER_PIXEL))))
 
-    def thumbnail(numbered: tuple[int, Sample]) -> Thumbnail:
+    def draw(numbered: tuple[int, Sample]) -> Thumbnail:
         number, sample = numbered
         image = read_image(atlas.root / sample.path)
         _, view = to_input(image, sample.box, (1, 1))  # shares of a picture are pixels of one of a single pixel
@@ -191,8 +192,8 @@ def _write_pictures(folder: Path, atlas: Atlas, advance: Advance | None) -> dict
         return Thumbnail(name, *small.size, view)
 
     thumbnails = {}
-    for sample, made in zip(samples, map_in_threads(thumbnail, enumerate(samples)), strict=True):
-        thumbnails[sample] = made
+    for sample, thumbnail in zip(samples, map_in_threads(draw, enumerate(samples)), strict=True):
+        thumbnails[sample] = thumbnail
         if advance:
             advance(len(thumbnails), len(samples))
     for entry in atlas.entries:
@@ -202,7 +203,7 @@ def _write_pictures(folder: Path, atlas: Atlas, advance: Advance | None) -> dict
 
 
 def _webp(image: Image.Image, limit: int) -> bytes:
-    """In the best quality that keeps to the limit; where none does, in the least."""
+    """Encode in the best quality that keeps to the limit; where none does, in the least."""
     data = b""
     for quality in QUALITIES:
         buffer = io.BytesIO()

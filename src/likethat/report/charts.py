@@ -89,8 +89,7 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 
 def logarithmic_ticks(low: int, high: int) -> list[int]:
-    """Return at most six round numbers between the two, spread over a logarithmic axis; the ends where there are
-    none."""
+    """Return at most six round numbers between the two, spread over a logarithmic axis, or else the ends."""
     round_numbers = [digit * 10**power for power in range(13) for digit in (1, 2, 5)]
     inside = [number for number in round_numbers if low <= number <= high]
     if len(inside) > 6:

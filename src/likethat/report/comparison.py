@@ -39,7 +39,7 @@ class Attention:
 
 @torch.no_grad()
 def class_activation(baseline: LoadedBaseline, image: Image.Image, crop_to: Box | None = None) -> Attention:
-    """The class activation map of the predicted class. `image` is upright."""
+    """Return the class activation map of the predicted class. `image` is upright."""
     pixels, _ = to_input(image, crop_to, baseline.model.backbone.input_size)
     x_13HW = to_unit(torch.from_numpy(pixels).permute(2, 0, 1)[None].to(baseline.device))
     logits_1HWK = baseline.model.head(baseline.model.backbone(x_13HW).permute(0, 2, 3, 1))
@@ -52,7 +52,7 @@ def class_activation(baseline: LoadedBaseline, image: Image.Image, crop_to: Box 
 def comparison_figure(
     classifier: Classifier, baseline: LoadedBaseline, image: PictureSource, crop_to: Box | None = None
 ) -> Image.Image:
-    """What a baseline, one with part attention, and a ProtoPNet can say about a picture."""
+    """Draw what a baseline, one with part attention, and a ProtoPNet can say about a picture."""
     if set(classifier.classes) != set(baseline.classes):
         raise UserError(f"{classifier.path} and {baseline.path} know different classes; compare runs on the same data.")
     explanation = explain(classifier, image, crop_to=crop_to, top_classes=1)
@@ -85,7 +85,7 @@ def _panel(canvas: SheetCanvas, x: int, picture: Image.Image, verdict: str) -> N
 
 
 def distinct_parts(rows: Sequence[SheetRow], most: int) -> list[SheetRow]:
-    """The rows with most points whose boxes do not lie on each other."""
+    """Return the rows with most points whose boxes do not lie on each other."""
     chosen: list[SheetRow] = []
     for row in sorted(rows, key=lambda row: -row.points):
         if row.points > 0 and all(overlap(row.match.share, other.match.share) <= MOST_OVERLAP for other in chosen):
@@ -96,14 +96,14 @@ def distinct_parts(rows: Sequence[SheetRow], most: int) -> list[SheetRow]:
 
 
 def overlap(a: Box, b: Box) -> float:
-    """Intersection over union."""
+    """Return the intersection over union."""
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     both = max(0.0, width) * max(0.0, height)
     return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
 
 
 def draw_parts(picture: Image.Image, boxes: Sequence[Box]) -> Image.Image:
-    """A copy with the boxes in the colours of the parts, those with most points on top."""
+    """Return a copy with the boxes in the colours of the parts, those with most points on top."""
     picture = picture.copy()
     draw = ImageDraw.Draw(picture)
     for box, colour in reversed(list(zip(boxes, COLOURS, strict=False))):
@@ -116,7 +116,7 @@ def draw_parts(picture: Image.Image, boxes: Sequence[Box]) -> Image.Image:
 
 
 def _draw_case(canvas: SheetCanvas, y: int, explanation: Explanation, row: SheetRow, colour: str) -> None:
-    """A part of the picture, the prototype it looks like, and the training picture that is from."""
+    """Draw a part of the picture, the prototype it looks like, and the training picture that is from."""
     match, prototype = row.match, row.match.prototype
     whole, side = explanation.picture, THUMB * SCALE
     x0, y0, x1, y1 = (round(value) for value in scaled(match.share, *whole.size))

@@ -67,7 +67,7 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
 
 
 def write_baseline_report(run: Path, backbone: str, classes: Sequence[str]) -> Path:
-    """report.html of a baseline."""
+    """Write report.html of a baseline."""
     metrics = layout.read_metrics(run)
     test = metrics[-1]
     return write_page(
@@ -86,7 +86,7 @@ def write_baseline_report(run: Path, backbone: str, classes: Sequence[str]) -> P
 
 
 def _cycles(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Validation accuracy before projection, after it and after the last layer, cycle by cycle."""
+    """Return the validation accuracy before projection, after it and after the last layer, cycle by cycle."""
     cycles: dict[int, dict[str, Any]] = {}
     for entry in metrics:
         if entry.get("stage") in ("project", "last_layer"):

@@ -62,7 +62,7 @@ def _read(kind: str, path: Path, prototypes: Sequence[Prototype]) -> Measured:
 
 
 def _marked(columns: dict[str, list[float | None]], prototypes: Sequence[Prototype]) -> list[Marked]:
-    """Prototypes of which something is known, best first."""
+    """Return the prototypes of which something is known, best first."""
     found = []
     for number, prototype in enumerate(prototypes):
         marks = {name: value for name, values in columns.items() if (value := values[number]) is not None}

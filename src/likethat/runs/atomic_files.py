@@ -20,7 +20,7 @@ from likethat.errors import UserError
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` that takes its place when the block succeeds."""
+    """Provide a temporary name beside `path` that takes its place when the block succeeds."""
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_folder(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bool) -> Iterator[Path]:
-    """A folder to fill that takes the place of `out` when the block succeeds, and is gone when it does not.
+    """Provide a folder to fill that takes the place of `out` when the block succeeds, and is gone when it does not.
 
     A folder that is not empty is replaced on request only, and only if `is_earlier` says that it is an earlier one of
     the same kind, and not something of the user's.
@@ -68,7 +68,7 @@ def whole_folder(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bo
 
 
 def check_replaceable(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bool) -> None:
-    """What `whole_folder` refuses, to be told before long work."""
+    """Refuse what `whole_folder` refuses, before long work begins."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; choose another --out.")
     if out.is_dir() and any(out.iterdir()):
@@ -82,7 +82,7 @@ def check_replaceable(out: Path, is_earlier: Callable[[Path], bool], *, overwrit
 
 
 def check_no_history(out: Path) -> None:
-    """Refuses to replace a folder under version control, such as the clone of a repository of the hub."""
+    """Refuse to replace a folder under version control, such as the clone of a repository of the hub."""
     if (out / ".git").exists():
         raise UserError(f"{out} is a git repository, whose history would be lost; choose another --out.")
 
@@ -107,7 +107,7 @@ def read_json(path: Path) -> Any:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], document: Any = None) -> None:
-    """Tensors and, in the file's metadata, a JSON document that belongs to them."""
+    """Save tensors and, in the file's metadata, a JSON document that belongs to them."""
     # The format wants memory of its own for each tensor; two names may share one here.
     contiguous = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     with atomic_path(path) as temporary:
@@ -138,7 +138,7 @@ def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state, flat: 'parameter number/quantity'."""
+    """Return the optimiser's state, flat: 'parameter number/quantity'."""
     state = optimizer.state_dict()["state"]
     return {
         f"{number}/{quantity}": torch.as_tensor(value)

@@ -28,7 +28,7 @@ class LoadedBaseline:
 
 
 def load_baseline(run: str | Path, device: str = "auto") -> LoadedBaseline:
-    """The model of a run folder that `likethat baseline` made."""
+    """Load the model of a run folder that `likethat baseline` made."""
     run = Path(run)
     record = layout.read_record(run)
     if record.kind != layout.BASELINE:
@@ -51,7 +51,7 @@ def read_baseline(baseline: BaselineClassifier, source: Path, record: layout.Run
 
 
 def check_baseline(source: Path, asked: ModelConfig, display: Display) -> None:
-    """What can be told about it before images are decoded."""
+    """Check what can be told about the baseline before images are decoded."""
     if not source.exists():
         raise UserError(
             f"The baseline {source} does not exist; name a baseline run or a file of a timm model's weights."
@@ -66,14 +66,14 @@ def check_baseline(source: Path, asked: ModelConfig, display: Display) -> None:
 
 
 def _run_of(source: Path) -> Path | None:
-    """The run folder, if it is one or the file of weights in one."""
+    """Return the run folder, if it is one or the file of weights in one."""
     if source.is_dir():
         return source
     return source.parent if source.name == layout.MODEL and is_run(source.parent) else None
 
 
 def _read_timm(baseline: BaselineClassifier, source: Path) -> None:
-    """Its linear layer must work on the mean of the map, as `baseline` does: that is what makes patches comparable."""
+    """Read a timm model whose linear layer works on the mean of the map, as ours does: else patches say nothing."""
     state, backbone = read_state(source), baseline.backbone
     load_state(backbone.net, state, backbone.name, str(source))
     head, (classes, channels) = backbone.net.pretrained_cfg["classifier"], baseline.head.weight.shape
@@ -123,7 +123,7 @@ def _check_network(run: Path, asked: ModelConfig) -> None:
 
 
 def _check_images(run: Path, record: layout.RunRecord) -> None:
-    """What held-out images are for is lost when the baseline has seen them."""
+    """Refuse a baseline that has seen held-out images: they would no longer serve their purpose."""
     found = layout.read_record(run)
     if found.data.fingerprint != record.data.fingerprint:
         raise UserError(

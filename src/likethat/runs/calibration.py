@@ -75,11 +75,11 @@ class Calibration:
     likeness: tuple[float, ...]  # the most points that a class got
 
     def informs(self, level: float) -> bool:
-        """Whether there are enough validation images to exclude any class at this level."""
+        """Return whether there are enough validation images to exclude any class at this level."""
         return math.isfinite(conformal_threshold(self.nonconformity, level))
 
     def prediction_set(self, probabilities: Sequence[float], level: float = LEVEL) -> list[int]:
-        """The classes, likeliest first, that fit no worse than the true ones of validation images did.
+        """Return the classes, likeliest first, that fit no worse than the true classes of validation images did.
 
         Split-conformal: of pictures that come as the validation images came, at least the share `level` has its
         true class in the set. An empty set says that no class fits.
@@ -93,8 +93,8 @@ class Calibration:
         return 1 - probability_NK <= conformal_threshold(self.nonconformity, level)
 
     def is_unlike(self, likeness: float, level: float = LEVEL) -> bool:
-        """Whether the picture looks less like anything known than nearly all validation images; at most the share
-        1 - `level` of pictures that come as they came does."""
+        """Return whether the picture looks less like anything known than nearly all validation images; of pictures
+        that come as they came, at most the share 1 - `level` does."""
         check_level(level)
         as_little = bisect_right(self.likeness, likeness)
         return as_little + 1 <= (len(self.likeness) + 1) * (1 - level) + ROUNDING
@@ -108,7 +108,7 @@ class Calibration:
 
 
 def conformal_threshold(nonconformity: Sequence[float], level: float) -> float:
-    """The ceil((n + 1) level)-th smallest of n values; infinite where there are not so many.
+    """Return the ceil((n + 1) level)-th smallest of n values; infinite where there are not so many.
 
     The + 1 counts the new picture: a plain quantile would promise more than few images can keep.
     """
@@ -123,12 +123,12 @@ def check_level(level: float) -> None:
 
 
 def likeness_of(logits_NK: Tensor) -> Tensor:
-    """How much each picture looks like anything known: the points of the class that gets most."""
+    """Return how much each picture looks like anything known: the points of the class that gets most."""
     return logits_NK.amax(1)
 
 
 def fit_calibration(logits_NK: Tensor, label_N: Tensor) -> Calibration:
-    """From images that the network was not trained on."""
+    """Fit the calibration to images that the network was not trained on."""
     nonconformity: list[float] = []
     likeness: list[float] = []
     for logits_bK, label_b in zip(logits_NK.detach().split(BLOCK), label_N.split(BLOCK), strict=True):
@@ -144,7 +144,7 @@ def write_calibration(run: Path, calibration: Calibration) -> None:
 
 
 def read_calibration(run: Path) -> Calibration | None:
-    """None for a run that was made without."""
+    """Read the calibration; return None for a run that was made without."""
     path = run / layout.CALIBRATION
     if not path.is_file():
         return None

@@ -47,7 +47,7 @@ class Prototype:
 
     @property
     def title(self) -> str:
-        """What pages and pictures call it."""
+        """Return the name that pages and pictures give the model."""
         return f"{self.name} (prototype {self.id})" if self.name else f"prototype {self.id}"
 
 
@@ -106,16 +106,16 @@ class Classifier:
 
     @property
     def weight_KP(self) -> Tensor:
-        """The connection of every prototype to every class, over all members."""
+        """Return the connection of every prototype to every class, over all members."""
         return torch.cat([member.last_layer.weight.detach() for member in self.networks], 1)
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes the model into a folder in the layout of the Hugging Face hub, with a model card."""
+        """Write the model into a folder in the layout of the Hugging Face hub, with a model card."""
         return hub.save_pretrained(self.path, self.networks, Path(folder), overwrite=overwrite)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, device: str = "auto") -> Classifier:
-        """The model that `save_pretrained` wrote into a folder, or one of the hub by its id."""
+        """Load the model that `save_pretrained` wrote into a folder, or one of the hub by its id."""
         return load(hub.find_pretrained(source), device)
 
     def prepare(self, source: PictureSource, crop_to: Box | None = None) -> PreparedPicture:
@@ -126,14 +126,14 @@ class Classifier:
 
     @torch.no_grad()
     def outputs(self, batch: Sequence[PreparedPicture]) -> list[Output]:
-        """One `Output` a member, each over the whole batch."""
+        """Return one `Output` a member, each over the whole batch."""
         stacked = [
             to_unit(torch.stack(pixels).to(self.device)) for pixels in zip(*(p.pixels for p in batch), strict=True)
         ]
         return [member(x_B3HW) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
 
     def predict(self, image: PictureSource | Sequence[PictureSource], level: float | None = None) -> Any:
-        """The class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list.
+        """Predict the class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list.
 
         `level` is that of the prediction sets of a calibrated run (0.95, if none is given).
         """
@@ -154,7 +154,7 @@ class Classifier:
             yield from self.predict_batch(batch, level)
 
     def predict_batch(self, batch: Sequence[PreparedPicture], level: float | None) -> Iterator[Prediction]:
-        """The classes of pictures that are prepared."""
+        """Yield the classes of pictures that are prepared."""
         outputs = self.outputs(batch)
         logits_BK = summed_logits(outputs).cpu().double()
         score_BP = torch.cat([output.score_BP for output in outputs], 1).cpu().double()
@@ -165,7 +165,7 @@ class Classifier:
             yield Prediction(best, by_name[best], by_name, verdict)
 
     def verdicts(self, logits_BK: Tensor, score_BP: Tensor, level: float | None = None) -> list[Verdict | None]:
-        """What may be promised about each picture; nothing (None) where the run is not calibrated."""
+        """Return what may be promised about each picture; nothing (None) where the run is not calibrated."""
         if self.calibration is None:
             if level is not None:
                 raise UserError(
@@ -196,7 +196,7 @@ class Classifier:
 
 
 def load(run: str | Path, device: str = "auto") -> Classifier:
-    """The model of a finished run folder. Nothing but tensors and JSON is read."""
+    """Load the model of a finished run folder. Nothing but tensors and JSON is read."""
     run = Path(run)
     record = layout.read_record(run)
     if record.kind == layout.BASELINE:
@@ -216,7 +216,7 @@ def _load_network(run: Path) -> ProtoPNet:
 
 
 def read_prototypes(run: Path) -> list[Prototype]:
-    """The prototypes of all members in order, numbered through; their pictures' names are relative to the run."""
+    """Read the prototypes of all members in order, numbered through; their pictures' names are relative to the run."""
     prototypes: list[Prototype] = []
     for member, folder in enumerate(layout.read_record(run).member_folders()):
         start = len(prototypes)

@@ -24,13 +24,13 @@ OUT_OF_DISTRIBUTION_SEED = "strangers"  # another word would draw other pictures
 
 
 def load_run(run: Path, device: str) -> Classifier | LoadedBaseline:
-    """A run of any kind."""
+    """Load a run of any kind."""
     is_baseline = layout.read_record(run).kind == layout.BASELINE
     return load_baseline(run, device) if is_baseline else load(run, device)
 
 
 def data_roots(classifier: Classifier, data: str | None) -> list[Path]:
-    """For each network, the folder that the paths of its prototypes are relative to."""
+    """Return, for each network, the folder that the paths of its prototypes are relative to."""
     if data is not None:
         return [open_run_data(classifier, data).root] * len(classifier.networks)
     roots = [Path(record.data.root) for record in _members(classifier)]
@@ -41,8 +41,7 @@ def data_roots(classifier: Classifier, data: str | None) -> list[Path]:
 
 
 def open_run_data(classifier: Classifier | LoadedBaseline, data: str | None) -> DataSet:
-    """The data set as the run (the first one of a combined run) saw it, same split and files, or other data with the
-    same classes."""
+    """Open the data set as the run (or its first member) saw it, same split and files, or other data of its classes."""
     record = layout.read_record(classifier.path)
     return with_labels_of(classifier.classes, _open(record, data), set(record.data.skipped))
 
@@ -53,7 +52,7 @@ def _members(classifier: Classifier | LoadedBaseline) -> list[RunRecord]:
 
 
 def _check_new_to_all(members: Sequence[RunRecord], data: str | None, part: str) -> None:
-    """What one network of a combined run was trained on must not be what another is judged by."""
+    """Refuse images that one network of a combined run was trained on and another is judged by."""
     if len({record.data.fingerprint for record in members}) == 1:
         return
     seen: set[str] = set()
@@ -88,7 +87,7 @@ def _open(record: RunRecord, data: str | None) -> DataSet:
 
 
 def with_labels_of(classes: tuple[str, ...], dataset: DataSet, skipped: Set[str] = frozenset()) -> DataSet:
-    """The same images less the skipped ones, labelled by the run's numbering of the classes."""
+    """Return the same images less the skipped ones, labelled by the run's numbering of the classes."""
     unknown = sorted(set(dataset.classes) - set(classes))
     if unknown:
         raise UserError(
@@ -111,7 +110,7 @@ def with_labels_of(classes: tuple[str, ...], dataset: DataSet, skipped: Set[str]
 
 
 def is_training_data(classifier: Classifier | LoadedBaseline, dataset: DataSet) -> bool:
-    """Whether `dataset` holds the images the run was trained on, judged by the source of a prototype of each
+    """Return whether `dataset` holds the images the run was trained on, judged by the source of a prototype of each
     network; of a baseline, by all images."""
     if isinstance(classifier, LoadedBaseline):
         hashes = {
@@ -127,8 +126,7 @@ def _is_file(path: Path, sha256: str) -> bool:
 
 
 def open_test_data(classifier: Classifier | LoadedBaseline, data: str | None) -> tuple[DataSet, str]:
-    """A data set whose test part is what to evaluate on, and what that is called: of other data without a test part,
-    all of it."""
+    """Return a data set whose test part is to be evaluated on (other data without one is all of it), and its name."""
     dataset = open_run_data(classifier, data)
     if data is not None and not is_training_data(classifier, dataset):
         if "test" in dataset.held_out:
@@ -139,9 +137,9 @@ def open_test_data(classifier: Classifier | LoadedBaseline, data: str | None) ->
 
 
 def open_out_of_distribution(classifier: Classifier, folder: str) -> DataSet:
-    """Pictures that show none of the run's classes, as the test part of a data set: all that a folder holds at any
-    depth, or, of CUB and Cars, the test images of the classes that the run does not know, cropped as it crops. Of many
-    a share is drawn, once and for all. Their labels mean nothing."""
+    """Open pictures that show none of the run's classes, as the test part of a data set: all that a folder holds at
+    any depth, or, of CUB and Cars, the test images of the classes that the run does not know, cropped as it crops. Of
+    many a share is drawn, the same every time. Their labels mean nothing."""
     root, config = Path(folder).expanduser().resolve(), layout.read_record(classifier.path).config
     if not root.is_dir():
         raise UserError(f"There is no folder {folder}; name one with pictures of other things than the run's classes.")
@@ -172,7 +170,7 @@ def open_held_out_data(classifier: Classifier, data: str | None) -> DataSet:
 
 
 def open_validation_data(classifier: Classifier, data: str | None) -> DataSet:
-    """A data set whose validation part is what to calibrate on: of other data, all of it."""
+    """Return a data set whose validation part is to be calibrated on: of other data, all of it."""
     dataset = open_run_data(classifier, data)
     if data is not None and not is_training_data(classifier, dataset):
         return replace(dataset, val=dataset.all_samples())

@@ -11,7 +11,7 @@ from likethat.runs.classifier import read_prototypes
 
 
 def describe_run(run: Path) -> dict[str, Any]:
-    """Everything `likethat info` tells, as data."""
+    """Return everything `likethat info` tells, as data."""
     record = layout.read_record(run)
     metrics = layout.read_metrics(run)
     steps: dict[str, dict[str, Any]] = {entry["stage"]: entry for entry in metrics}

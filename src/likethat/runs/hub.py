@@ -25,7 +25,7 @@ WANTED = ["*.json", "*.jsonl", "*.safetensors", "*.md", "*.jpg"]  # of a reposit
 
 
 def save_pretrained(run: Path, networks: Iterable[nn.Module], folder: Path, *, overwrite: bool = False) -> Path:
-    """config.json, model.safetensors, a model card, and what explanations need: a run folder that any verb takes."""
+    """Write config.json, model.safetensors, a model card, and what explanations need: a run that any verb takes."""
     if folder.resolve().is_relative_to(run.resolve()) or run.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{folder} and the run {run} lie in one another; choose another folder.")
     _check_unchanged(run, networks)
@@ -37,7 +37,7 @@ def save_pretrained(run: Path, networks: Iterable[nn.Module], folder: Path, *, o
 
 
 def _check_unchanged(run: Path, networks: Iterable[nn.Module]) -> None:
-    """What is written is the run's file, so the model in memory must be the one in it."""
+    """Check that the model in memory is the one in the run's file, which is what is written."""
     folders = layout.read_record(run).member_folders()
     for network, part in zip(networks, folders, strict=True):
         saved, _ = load_tensors(run / part / layout.MODEL)
@@ -64,7 +64,7 @@ def _copy(run: Path, target: Path) -> None:
 
 
 def _without_places(value: Any) -> Any:
-    """Absolute paths become the names at their ends: where things lie on one machine is nobody else's business."""
+    """Replace absolute paths by the names at their ends: where things lie on one machine is nobody else's business."""
     if isinstance(value, dict):
         return {key: _without_places(entry) for key, entry in value.items()}
     if isinstance(value, list):

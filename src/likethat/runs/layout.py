@@ -71,12 +71,12 @@ class RunRecord:
         write_json(run / CONFIG, {**document, "config": self.config.to_dict()})
 
     def member_folders(self) -> list[str]:
-        """Of each network, its folder relative to the run's."""
+        """Return the folder of each network relative to the run's."""
         return [f"{MEMBERS}/{number}" for number in range(self.members)] if self.kind == COMBINED else ["."]
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """config.json of a run folder of any kind, if this version can read it."""
+    """Read config.json of a run folder of any kind, if this version can read it."""
     if not run.is_dir():
         raise UserError(f"There is no run folder {run}; `likethat train DATA --out {run}` makes one.")
     if not (run / CONFIG).is_file():
@@ -104,7 +104,7 @@ def read_record(run: Path) -> RunRecord:
 
 
 def load_weights(run: Path, model: nn.Module, verb: str) -> None:
-    """Fills `model` with the tensors of a run that `verb` has finished."""
+    """Fill `model` with the tensors of a run that `verb` has finished."""
     if not (run / MODEL).is_file():
         raise UserError(f"{run} holds an unfinished run; finish it with `likethat {verb} ... --out {run} --resume`.")
     tensors, _ = load_tensors(run / MODEL)
@@ -115,7 +115,7 @@ def load_weights(run: Path, model: nn.Module, verb: str) -> None:
 
 
 def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
-    """Refuses a folder that holds something, unless it is a run and was asked for; touches nothing."""
+    """Refuse a folder that holds something, unless it is a run and --overwrite was asked for; change nothing."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; choose another --out.")
     if not out.is_dir() or not any(out.iterdir()) or is_begun(out):
@@ -131,13 +131,13 @@ def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def is_finished(run: Path) -> bool:
-    """The report is written last, then the state goes; a model that was given away has neither."""
+    """Return whether the run is complete: its report is written last; a model given away has no report and no state."""
     has_model = (run / MODEL).is_file() or (run / MEMBERS).is_dir()
     return (run / REPORT).is_file() or (has_model and not (run / STATE).is_file())
 
 
 def drop_checkpoints(run: Path) -> None:
-    """State and cached pixels: several times as large as the model, and a finished run has no use for them."""
+    """Remove state and cached pixels, which are larger than the model and of no use to a finished run."""
     with contextlib.suppress(OSError):  # a link to another disk stays, and so does what is not a file
         for file in (run / CHECKPOINTS).glob("*"):
             file.unlink()
@@ -145,7 +145,7 @@ def drop_checkpoints(run: Path) -> None:
 
 
 def clear_out(out: Path) -> None:
-    """Empties a run folder that is overwritten, but for the pixels that were read for the new run."""
+    """Empty a run folder that is overwritten, but for the pixels that were read for the new run."""
     for path in out.iterdir() if out.is_dir() else ():
         if path.name == CHECKPOINTS and path.is_dir():
             continue
@@ -165,7 +165,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_edits(run: Path) -> list[dict[str, Any]]:
-    """The lines of edits.jsonl, oldest first; none where nobody has edited the run."""
+    """Read the lines of edits.jsonl, oldest first; none where nobody has edited the run."""
     return _read_lines(run / EDITS)
 
 

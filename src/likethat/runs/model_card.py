@@ -17,7 +17,7 @@ MOST_WEAK = 5  # classes and confusions listed
 
 
 def write_card(run: Path) -> None:
-    """From what the run folder tells; members of a combined run are described together."""
+    """Write the model card from what the run folder tells; members of a combined run are described together."""
     record, metrics = layout.read_record(run), layout.read_metrics(run)
     steps = {line["stage"]: line for line in metrics}
     sections = [
@@ -33,7 +33,7 @@ def write_card(run: Path) -> None:
 
 
 def _plain(text: str) -> str:
-    """Names of classes and data, as text: neither HTML nor Markdown."""
+    """Return a name of a class or of data as text: neither HTML nor Markdown."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text)
 
@@ -44,7 +44,7 @@ def _backbones(run: Path, record: RunRecord) -> str:
 
 
 def _head(run: Path, record: RunRecord, test: dict[str, Any] | None) -> str:
-    """What the hub reads. JSON is YAML, and safe whatever the names."""
+    """Return the part that the hub reads. JSON is YAML, and safe whatever the names."""
     head: dict[str, Any] = {
         "library_name": "likethat",
         "pipeline_tag": "image-classification",
@@ -90,7 +90,7 @@ def _data(record: RunRecord) -> str:
 
 
 def _accuracy(tests: list[dict[str, Any]], calibrated: bool) -> str:
-    """Every line about test images is a look at them: those before the last were at the models this one was made of."""
+    """Report every look at the test images: those before the last were at the models this one was made of."""
     if not tests:
         return "## Accuracy\n\nNot measured: there were no test images that are new to all members."
     test, looks = tests[-1], "Test images were looked at once, after every choice was made."
@@ -140,18 +140,18 @@ def _selection(run: Path, record: RunRecord, metrics: list[dict[str, Any]]) -> s
     if cycles:
         best = max(line["val"]["accuracy"] for line in cycles)
         lines.append(
-            f"- Cycles of training, projection and last layer: {len(cycles)}; taken was the last one with the best "
-            f"accuracy on the validation images, {best:.1%}."
+            f"- Cycles of training, projection and last layer: {len(cycles)}. The model is that of the best "
+            f"cycle by accuracy on the validation images, {best:.1%} (the last one of equals)."
         )
     for line in metrics:
         if line["stage"] in ("prune", "edit"):
             what = "Pruned" if line["stage"] == "prune" else "Corrected by hand"
-            made = ", ".join(f"{count} x {kind}" for kind, count in line.get("edits", {}).items())
-            made = f" ({made})" if made else ""
+            edits = ", ".join(f"{count} x {kind}" for kind, count in line.get("edits", {}).items())
+            edits = f" ({edits})" if edits else ""
             change = f"{line['before']['accuracy']:.1%} before, {line['after']['accuracy']:.1%} after"
-            lines.append(f"- {what}{made}: accuracy on the validation images {change}.")
+            lines.append(f"- {what}{edits}: accuracy on the validation images {change}.")
         if line["stage"] == "combine":
-            lines.append(f"- Combined of {len(line['members'])} networks, whose logits are added.")
+            lines.append(f"- Combined from {len(line['members'])} networks, whose logits are added.")
     return "## How it was selected\n\n" + "\n".join(lines) + f"\n\nMade with likethat {__version__}."
 
 

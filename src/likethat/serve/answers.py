@@ -25,7 +25,7 @@ class Question:
     options: Options
 
     def classes(self, ranked: Sequence[str]) -> list[str]:
-        """Of the classes in the order of their points, those to be shown. Nothing is compared with itself."""
+        """Return the classes to be shown, given all in the order of their points. Nothing is compared with itself."""
         name, against = self.name or ranked[0], self.options.against
         if against is None:
             return [name]
@@ -41,7 +41,7 @@ def explained(
 
 
 def ranking(classifier: Classifier, outputs: Sequence[Output]) -> list[dict[str, Any]]:
-    """All classes, likeliest first."""
+    """Return all classes, likeliest first."""
     logit_K = summed_logits(outputs)[0].cpu().double()
     probability_K = logit_K.softmax(0).tolist()
     rows = zip(classifier.classes, logit_K.tolist(), probability_K, strict=True)
@@ -54,7 +54,7 @@ def ranking(classifier: Classifier, outputs: Sequence[Output]) -> list[dict[str,
 def page_document(
     explanation: Explanation, kept: Kept, ranked: list[dict[str, Any]], classes: Sequence[str], catalogue: Catalogue
 ) -> dict[str, Any]:
-    """`classes` are those whose sheets are shown: one, or two to be compared."""
+    """Return the document of the page; `classes` are those whose sheets are shown: one, or two to be compared."""
     sheets = [explanation.sheet(name) for name in classes]
     if len(sheets) == 2:
         sheets.append(explanation.lead(*classes))

@@ -53,7 +53,7 @@ def api_routes(server: Server) -> APIRouter:
         percentile: Annotated[float, Query(ge=0, le=100, description="of a map's pixels outside its box")] = PERCENTILE,
         level: Annotated[float | None, Query(gt=0, lt=1, description="of the prediction sets; 0.95, if none")] = None,
     ) -> AsciiJSONResponse:
-        """The same document as `likethat explain --json` prints. Nothing is kept."""
+        """Return the same document as `likethat explain --json` prints. Nothing is kept."""
         options = Options(top_classes, server.class_named(against), percentile=percentile, level=level)
         return AsciiJSONResponse(await server.explain_uploads(request, maps, options))
 

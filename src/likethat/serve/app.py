@@ -31,8 +31,8 @@ CONNECTIONS = 1000  # open at a time
 def create_app(
     classifier: Classifier, *, data: str | None = None, token: str | None = None, limits: Limits | None = None
 ) -> FastAPI:
-    """`data` is where the run's images lie, which corrections need. With a token, every request must bring it; without
-    one, only loopback names are answered to."""
+    """Create the app. `data` is where the run's images lie, which corrections need. With a token, every request must
+    bring it; without one, only loopback names are answered to."""
     neighbours = Neighbours(classifier, data)
     corrections = Corrections(neighbours, str(classifier.device))
     server = Server(classifier, limits or Limits(), neighbours, corrections)
@@ -50,7 +50,7 @@ def create_app(
     app = FastAPI(
         title="likethat",
         version=__version__,
-        description="Asks a model that explains itself: this part of the picture looks like that training patch.",
+        description="Ask a model that explains itself: this part of the picture looks like that training patch.",
         docs_url=None,  # its page would come from another server; /api shows the document without one
         redoc_url=None,
         lifespan=lifespan,
@@ -68,7 +68,7 @@ def create_app(
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Bound already, so that a taken port is told before the model is loaded."""
+    """Bind the socket, so that a taken port is told before the model is loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named as TCP, or asyncio would let answers wait for company: 40 ms each.
     opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -83,7 +83,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def run_app(app: FastAPI, opened: socket.socket, ready: Callable[[], None]) -> None:
-    """Serves until it is interrupted."""
+    """Serve until interrupted."""
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -59,7 +59,7 @@ class Batcher:
         self.batches = self.pictures = 0
 
     async def outputs(self, prepared: PreparedPicture) -> list[Output]:
-        """One `Output` a network, each over this one picture."""
+        """Return one `Output` a network, each over this one picture."""
         job = Job(prepared, asyncio.get_running_loop().create_future())
         self.waiting.append(job)
         self.wake.set()
@@ -70,7 +70,7 @@ class Batcher:
                 self.waiting.remove(job)
 
     async def run(self) -> None:
-        """Works until it is cancelled."""
+        """Work until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self.wake.wait()
@@ -108,7 +108,7 @@ def _one(output: Output, number: int) -> Output:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """The work's result; the work is dropped when the client goes away, and refused when it takes too long.
+    """Return the work's result; drop the work when the client goes away, and refuse it when it takes too long.
 
     The request's body must have been read: from then on its channel tells of nothing but the client's leaving.
     """

@@ -22,7 +22,7 @@ AtlasEntries = Mapping[int, dict[str, Any]]  # what `likethat atlas` found, by p
 
 
 def read_atlas(folder: Path, classifier: Classifier) -> AtlasEntries:
-    """Empty where `likethat atlas` was not run, or made something else than is needed."""
+    """Read the atlas by prototype; empty where `likethat atlas` was not run, or made another one than is needed."""
     try:
         entries = json.loads((folder / DATA).read_text(encoding="utf-8"))["prototypes"]
         shown = all("picture" in neighbour for entry in entries for neighbour in entry["train"])
@@ -93,7 +93,7 @@ class Catalogue:
         }
 
     def neighbours(self, id: int) -> dict[str, Any]:
-        """The nearest patches of one prototype, in training and test pictures."""
+        """Return the nearest patches of one prototype, in training and test pictures."""
 
         def shown(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             return [{**n, "picture": f"/{ATLAS}/{Path(n['picture']).name}"} for n in found]
@@ -106,7 +106,7 @@ class Catalogue:
         return {entry["id"]: entry for entry in self.entries}
 
     def picture(self, id: int, kind: str) -> bytes:
-        """The JPEG of a prototype's patch ('crop') or of the whole training picture ('source')."""
+        """Return the JPEG of a prototype's patch ('crop') or of the whole training picture ('source')."""
         prototype = next(prototype for prototype in self.classifier.prototypes if prototype.id == id)
         return self._read(prototype.crop if kind == "crop" else prototype.source)
 
@@ -117,7 +117,7 @@ class Catalogue:
             raise Refused(404, "There is no such picture in the atlas.") from error
 
     def _read(self, name: str) -> bytes:
-        """Only from inside the run folder, whatever a damaged run says its pictures are called."""
+        """Read a picture, only from inside the run folder, whatever a damaged run says its pictures are called."""
         run = self.classifier.path.resolve()
         folders = [run, *([self.scratch.resolve()] if self.scratch else [])]
         try:

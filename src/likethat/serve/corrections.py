@@ -60,7 +60,7 @@ class Corrections:
         return await asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
 
     def open(self) -> None:
-        """Starts reading the images, unless that was done."""
+        """Start reading the images, unless that was done."""
         self.work.start(self.thread, self._open)
 
     def _open(self, display: Display) -> None:
@@ -74,7 +74,7 @@ class Corrections:
             self.editor.close()
 
     def document(self) -> dict[str, Any]:
-        """All that the page of corrections shows."""
+        """Return all that the page of corrections shows."""
         head = {**self.work.to_dict(), "revision": self.revision, "saved": self.saved}
         if self.editor is None or self.catalogue is None:
             return head
@@ -113,7 +113,7 @@ class Corrections:
         return self.document()
 
     def candidates(self, prototype: int) -> list[dict[str, Any]]:
-        """Other patches of the class, with the addresses of their pictures."""
+        """Return other patches of the class, with the addresses of their pictures."""
         editor = self._open_editor()
         if prototype not in self._candidates:
             self._candidates[prototype] = editor.candidates(prototype)
@@ -141,11 +141,11 @@ class Corrections:
         return self.catalogue.picture(id, kind)
 
     def effect(self, picture: PreparedPicture, class_name: str | None) -> dict[str, Any]:
-        """What the edits change for one picture."""
+        """Return what the edits change for one picture."""
         return self._open_editor().effect(picture, class_name)
 
     def save(self, name: str, revision: int) -> dict[str, Any]:
-        """Writes a new run beside the served one."""
+        """Write a new run beside the served one."""
         if not RUN_NAME.fullmatch(name):
             raise Refused(422, "A run's name has 2 to 64 letters, digits, spaces, dots, hyphens and underscores.")
         editor = self._at(revision)

@@ -43,7 +43,7 @@ async def question(
     level: Level = None,
     attribution: str = UPSAMPLING,
 ) -> Question:
-    """From the address."""
+    """Read the question from the address."""
     check_method(attribution)
     return Question(name, Options(against=against, percentile=percentile, level=level, attribution=attribution))
 
@@ -52,7 +52,7 @@ Asked = Annotated[Question, Depends(question)]
 
 
 def static_files() -> dict[str, bytes]:
-    """All of them in memory: a name that is not among them has no file, however it is spelt."""
+    """Read all files into memory: a name that is not among them has no file, however it is spelt."""
     folder = resources.files("likethat.serve") / "static"
     files = {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in KINDS}
     base = resources.files("likethat.explaining.draw") / "templates" / "style.css"
@@ -121,7 +121,7 @@ def page_routes(server: Server, files: Mapping[str, bytes]) -> APIRouter:
 
 
 def run_document(server: Server) -> dict[str, Any]:
-    """What the page must know before it asks for anything."""
+    """Return what the page must know before it asks for anything."""
     classifier, limits = server.classifier, server.limits
     counts = dict.fromkeys(classifier.classes, 0)
     for prototype in classifier.prototypes:

@@ -32,12 +32,12 @@ class Refused(Exception):
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For the OpenAPI document: the problems that a route answers with."""
+    """Return the problems that a route answers with, for the OpenAPI document."""
     return {status: {"model": Problem} for status in statuses}
 
 
 def add_handlers(app: FastAPI, page: bytes) -> None:
-    """`page` is shown to people who follow an address that leads nowhere; it tells them so."""
+    """Answer errors with JSON; people who follow an address that leads nowhere see `page`, which tells them so."""
 
     def answer(status: int, detail: str, headers: dict[str, str] | None = None) -> AsciiJSONResponse:
         return AsciiJSONResponse({"detail": detail}, status, headers)

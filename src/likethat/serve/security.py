@@ -114,7 +114,7 @@ class Guard:
         return login_page(address, wrong=True)
 
     def _let_in(self, address: str) -> Response:
-        """To an address of this server, with the cookie."""
+        """Redirect to an address of this server, with the cookie."""
         # Two slashes, or a backslash, at the start would lead to another one.
         response = RedirectResponse("/" + address.lstrip("/\\"), 303)
         # Lax: a shared address opens from a mail, and nothing but opening pages works from elsewhere.
@@ -137,7 +137,7 @@ def _equal(first: str, second: str) -> bool:
 
 
 def _name_of(host: str) -> str:
-    """A Host header's name, without the port."""
+    """Return the name in a Host header, without the port."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
@@ -145,7 +145,7 @@ def _name_of(host: str) -> str:
 
 
 def _same_origin(headers: Headers, host: str) -> bool:
-    """Browsers say where a request comes from; programs that are no browser need not."""
+    """Return whether the request comes from this server's pages, as browsers say; other programs need not."""
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
@@ -161,7 +161,7 @@ def new_token() -> str:
 
 
 def login_page(address: str, wrong: bool) -> HTMLResponse:
-    """Asks for the token, and then goes on to the address that was wanted."""
+    """Ask for the token, and then go on to the address that was wanted."""
     wanted = "/" if address == LOGIN else html.escape(address)
     note = '<p class="problem" role="alert">That is not the token.</p>' if wrong else ""
     return HTMLResponse(

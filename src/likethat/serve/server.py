@@ -59,7 +59,7 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
     def class_named(self, name: str | None) -> str | None:
-        """The class that an address names. Addresses have U+FFFD for what is not valid Unicode in a name."""
+        """Return the class that an address names. Addresses have U+FFFD for what is not valid Unicode in a name."""
         if name is None or name in self.classifier.classes:
             return name
         written_so = [own for own in self.classifier.classes if SURROGATE.sub("\ufffd", own) == name]
@@ -73,7 +73,7 @@ class Server:
         return Question(self.class_named(question.name), options)
 
     async def explain_uploads(self, request: Request, maps: bool, options: Options) -> dict[str, Any]:
-        """The document that `likethat explain --json` prints, of the pictures in a request."""
+        """Return the document that `likethat explain --json` prints, of the pictures in a request."""
 
         async def one(upload: Upload) -> dict[str, Any]:
             prepared = await self.in_thread(prepare_upload, self.classifier, upload, self.limits)
@@ -89,7 +89,7 @@ class Server:
         return {"images": images, "skipped": [vars(entry) for entry in skipped]}
 
     async def keep_uploads(self, request: Request) -> tuple[list[Kept], list[Skipped]]:
-        """Keeps the pictures of a request, so that they have pages."""
+        """Keep the pictures of a request, so that they have pages."""
 
         def prepare(upload: Upload) -> tuple[PreparedPicture, bytes]:
             prepared = prepare_upload(self.classifier, upload, self.limits)
@@ -103,7 +103,7 @@ class Server:
     async def _of_uploads(
         self, request: Request, one: Callable[[Upload], Awaitable[T]]
     ) -> tuple[list[T], list[Skipped]]:
-        """An answer for every picture that can be read. Where none can, the request is refused."""
+        """Return an answer for every picture that can be read. Where none can, refuse the request."""
 
         async def guarded(upload: Upload) -> T | ImageError:
             try:
@@ -124,7 +124,7 @@ class Server:
         return good, [Skipped(error.name, error.cause) for error in bad]
 
     async def page_answer(self, request: Request, kept: Kept, question: Question) -> dict[str, Any]:
-        """What the page shows of a kept picture."""
+        """Return what the page shows of a kept picture."""
 
         async def work() -> dict[str, Any]:
             outputs = await self.batcher.outputs(kept.prepared)
@@ -144,7 +144,7 @@ class Server:
     async def download(
         self, request: Request, kept: Kept, question: Question, form: Callable[[Explanation], bytes]
     ) -> bytes:
-        """A kept picture's explanation as a file."""
+        """Return a kept picture's explanation as a file."""
 
         async def work() -> bytes:
             outputs = await self.batcher.outputs(kept.prepared)

@@ -30,7 +30,7 @@ class Upload:
 
 
 async def read_uploads(request: Request, limits: Limits) -> list[Upload]:
-    """The parts called `file` of a multipart body, or the whole body of any other kind."""
+    """Return the parts called `file` of a multipart body, or the whole body of any other kind."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_form = kind == "multipart/form-data"
     most = limits.request_bytes if is_form else limits.file_bytes
@@ -88,7 +88,7 @@ async def _read_form(request: Request, body: AsyncIterator[bytes], limits: Limit
 
 
 def prepare_upload(classifier: Classifier, upload: Upload, limits: Limits) -> PreparedPicture:
-    """Ready for the networks, with a small copy in place of the full picture."""
+    """Prepare the picture for the networks, with a small copy in place of the full picture."""
     image = read_image(upload.data, name=upload.name or "the picture", max_pixels=limits.pixels)
     prepared = classifier.prepare(image)
     return replace(prepared, image=shrink(image, KEPT_SIDE))

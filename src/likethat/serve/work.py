@@ -39,7 +39,7 @@ class Work:
         self.state, self.problem, self.display = CLOSED, "", Watched()
 
     def start(self, thread: ThreadPoolExecutor, function: Callable[[Display], None]) -> None:
-        """Unless it has started; what failed may be tried again."""
+        """Start the work, unless it has started; work that failed may be tried again."""
         if self.state in (CLOSED, FAILED):
             self.state = WORKING
             thread.submit(self._run, function)

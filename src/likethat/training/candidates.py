@@ -42,7 +42,7 @@ class Candidate:
 def find_candidates(
     model: ProtoPNet, number: int, latents: Latents, taken: set[Patch], count: int
 ) -> tuple[Candidate, ...]:
-    """At most one patch of each image, and none that is in `taken`. Fewer than `count` where the class has fewer.
+    """Find at most one patch of each image, and none that is in `taken`; fewer than `count` where the class has fewer.
 
     Looked at are the patches nearest to prototype `number`, one an image, and patches spread over everything that the
     images of the class show, beginning with what is least like any prototype of the class.
@@ -85,7 +85,8 @@ def find_candidates(
 def _tell_apart(
     model: ProtoPNet, vector_cD: Tensor, pick_c: Tensor, image_n: Tensor, latents: Latents, label: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each candidate the mean score in its class (its own image left out), the largest in another, and which."""
+    """Return, for each candidate, its mean score in its class (its own image left out), the largest in another class,
+    and which class that is."""
     class_c = torch.full_like(pick_c, label)
     score_Nc = score_latents(model.prototype_layer.with_prototypes(vector_cD, class_c), latents)
     source_c = image_n[pick_c // (model.patch_grid[0] * model.patch_grid[1])]

@@ -121,7 +121,7 @@ def typical_patches(patch_nmD: Tensor, parts: Parts, image_n: Tensor, count: int
 
 
 def set_add_on(model: ProtoPNet, mean_C: Tensor, covariance_CC: Tensor) -> None:
-    """The linear add-on becomes a half-whitened principal component analysis of real features: directions in which
+    """Make the linear add-on a half-whitened principal component analysis of real features: directions in which
     patches vary much do not drown the others."""
     convolution = model.add_on[0]
     assert isinstance(convolution, nn.Conv2d)
@@ -135,9 +135,9 @@ def set_add_on(model: ProtoPNet, mean_C: Tensor, covariance_CC: Tensor) -> None:
 
 
 def scale_last_layer(model: ProtoPNet, images: Images | FeatureMaps, source_P: Tensor) -> None:
-    """Own-class connections of equal weight, with the sum that predicts the training images best when no image may
-    look at a prototype cut from it; no other connections. Smoothed labels keep separable images from asking for an
-    ever larger sum."""
+    """Connect own-class prototypes with equal weights, whose sum predicts the training images best when no image may
+    look at a prototype cut from it; set all other connections to zero. Smoothed labels keep separable images from
+    asking for an ever larger sum."""
     own_KP = model.own_KP
     mean_KP = own_KP / own_KP.sum(1, keepdim=True)
     scale_L = torch.tensor(SCALES, device=images.device)
@@ -155,7 +155,7 @@ def scale_last_layer(model: ProtoPNet, images: Images | FeatureMaps, source_P: T
 
 @torch.no_grad()
 def embed_sources(model: ProtoPNet, images: Images, source: Projection) -> None:
-    """Prototypes become what the network, as it is now, makes of the patches they were cut from."""
+    """Set prototypes to what the network, as it is now, makes of the patches they were cut from."""
     training = model.training
     model.eval()
     layer = model.prototype_layer
@@ -165,7 +165,7 @@ def embed_sources(model: ProtoPNet, images: Images, source: Projection) -> None:
 
 
 def embed(model: ProtoPNet, images: Images | FeatureMaps, image_S: Tensor, place_S: Tensor) -> Tensor:
-    """What the network makes of patches, each a place (row by row) in an image: S x D."""
+    """Return the latent vectors of patches, each a place (row by row) in an image: S x D."""
     layer = model.prototype_layer
     image_U, inverse_S = image_S.unique(return_inverse=True)
     vector_SD = layer.vectors().new_zeros(len(image_S), layer.vectors().shape[1])

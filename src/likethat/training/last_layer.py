@@ -99,7 +99,7 @@ def solve_path(
     tol: float = 1e-5,
     max_iterations: int = 1000,
 ) -> list[LastLayerSolution]:
-    """One solution for each lam in the order given, each starting from the one before it."""
+    """Return one solution for each lam in the order given, each starting from the one before it."""
     data = (score_NP, label_N, class_P, num_classes)
     path: list[LastLayerSolution] = []
     for lam in lams:
@@ -112,7 +112,7 @@ def solve_path(
 def objective(
     weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor, *, lam: float, ridge: float
 ) -> float:
-    """The value that `solve_last_layer` minimises, at the given weights."""
+    """Return the value that `solve_last_layer` minimises, at the given weights."""
     problem = make_problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
     with exact_matmul(problem.penalty_KP.device.type):
         return objective_of(problem, problem.at(weight_KP.to(problem.penalty_KP)))
@@ -121,7 +121,7 @@ def objective(
 def kkt_residual(
     weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor, *, lam: float, ridge: float
 ) -> float:
-    """The largest entry, in magnitude, of the smallest subgradient of the objective: 0 at the minimiser only.
+    """Return the largest entry, in magnitude, of the smallest subgradient of the objective: 0 at the minimiser only.
 
     With g the gradient of the smooth terms, an entry is g for own-class weights, g + lam sign(w) for other weights
     that are not zero, and the excess of |g| over lam (0 if there is none) for those that are.
@@ -163,7 +163,7 @@ def _proximal_step(
     shift_K: Tensor,
     tol: float,
 ) -> Tensor:
-    """point + d for the minimiser d of  gradient.d + d.(scale * metric + ridge).d / 2 + penalty |point + d|.
+    """Return point + d for the minimiser d of  gradient.d + d.(scale * metric + ridge).d / 2 + penalty |point + d|.
 
     Given the K numbers shift_k = mean_k.d_k the entries separate and are soft-thresholded; the shift itself solves
     K monotone, piecewise linear equations: Newton's method, with a line search on the convex function behind them.
@@ -258,7 +258,7 @@ def _solve(problem: LastLayerProblem, weight_KP: Tensor, tol: float, max_iterati
 
 
 def _curvature(problem: LastLayerProblem, point: Point, new: Point) -> tuple[float, float]:
-    """How far the mean cross entropy rises above its tangent between two points, and the size of its terms."""
+    """Return how far the mean cross entropy rises above its tangent between two points, and the size of its terms."""
     rise = size = 0.0
     for rows, score_bP in problem.blocks():
         logits_bK = point.logits(rows, score_bP)

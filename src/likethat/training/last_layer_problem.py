@@ -34,11 +34,11 @@ class LastLayerProblem:
 
     @property
     def is_ready(self) -> bool:
-        """Whether arithmetic takes the scores as they are, all at once."""
+        """Return whether arithmetic takes the scores as they are, all at once."""
         return (self.score_NP.dtype, self.score_NP.device) == (self.penalty_KP.dtype, self.penalty_KP.device)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Some images' scores after others', ready for arithmetic."""
+        """Yield the scores of some images after others', ready for arithmetic."""
         count, prototypes = self.score_NP.shape
         size = count if self.is_ready else max(1, BLOCK // (prototypes * self.penalty_KP.element_size()))
         for first in range(0, count, size):
@@ -68,7 +68,7 @@ class Point:
         return logits_bK.softmax(1) if self.prob_NK is None else self.prob_NK[rows]
 
     def beyond(self, before: Point, carry: float) -> Point:
-        """Farther by this share of the way from the one before."""
+        """Return a point farther by this share of the way from the one before."""
         weight_KP = self.weight_KP + carry * (self.weight_KP - before.weight_KP)
         if self.logits_NK is None or before.logits_NK is None:
             return Point(weight_KP, None)
@@ -100,7 +100,7 @@ def make_problem(
 
 @contextmanager
 def exact_matmul(device_type: str) -> Iterator[None]:
-    """No autograd, and products in true float32: the rounding of TF32 or autocast is larger than the tolerance."""
+    """Switch off autograd, and multiply in true float32: TF32 and autocast round more than the tolerance allows."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -127,7 +127,7 @@ def accuracy_of(problem: LastLayerProblem, point: Point) -> float:
 
 
 def data_gradient_of(problem: LastLayerProblem, point: Point) -> Tensor:
-    """Gradient of the mean cross entropy."""
+    """Return the gradient of the mean cross entropy."""
     total_KP = torch.zeros(())
     for number, (rows, score_bP) in enumerate(problem.blocks()):
         error_bK = point.probabilities(rows, point.logits(rows, score_bP)).clone()
@@ -138,7 +138,7 @@ def data_gradient_of(problem: LastLayerProblem, point: Point) -> Tensor:
 
 
 def gradient_of(problem: LastLayerProblem, point: Point) -> Tensor:
-    """Gradient of the smooth terms."""
+    """Return the gradient of the smooth terms."""
     weight_KP = point.weight_KP
     return data_gradient_of(problem, point) + problem.ridge * (weight_KP - problem.own_KP.to(weight_KP))
 
@@ -151,10 +151,10 @@ def residual_of(problem: LastLayerProblem, point: Point) -> float:
 
 
 def shrink(x: Tensor, by: Tensor) -> Tensor:
-    """Soft-thresholding: the proximal operator of by * |x|, exactly zero for |x| <= by."""
+    """Soft-threshold x: the proximal operator of by * |x|, exactly zero for |x| <= by."""
     return x - torch.maximum(torch.minimum(x, by), -by)
 
 
 def wide(small: Tensor) -> Tensor:
-    """float64, for the K unknowns of a step: the classes' common shift is large, and the coupling cancels it."""
+    """Convert the K unknowns of a step to float64: the classes' common shift is large, and the coupling cancels it."""
     return small.cpu().double() if small.device.type == "mps" else small.double()  # MPS has no float64

@@ -41,7 +41,7 @@ class WidthChoice:
 
 
 def candidate_widths(channels: int) -> tuple[int, ...]:
-    """Those that the backbone has channels for; where it has fewer than any, as many as it has."""
+    """Return the widths that the backbone has channels for; where it has fewer than any, as many as it has."""
     return tuple(width for width in WIDTHS if width <= channels) or (channels,)
 
 
@@ -49,7 +49,7 @@ def candidate_widths(channels: int) -> tuple[int, ...]:
 def choose_latent_width(
     baseline: BaselineClassifier, images: Images, config: Config, advance: Advance | None = None
 ) -> WidthChoice:
-    """The smallest width whose accuracy on left-out images differs from the best one's by no more than noise."""
+    """Choose the smallest width whose accuracy on left-out images differs from the best one's by no more than noise."""
     widths = candidate_widths(baseline.backbone.channels)
     held = held_out_fold(images.label_N, FOLDS)
     if len(widths) == 1 or not bool((held >= 0).any()):
@@ -74,7 +74,7 @@ def choose_latent_width(
 
 
 def ranks_in_class(label_N: Tensor) -> Tensor:
-    """The how-manieth image of its class each one is, from 0."""
+    """Return the number of each image within its class, from 0."""
     order_N = label_N.argsort(stable=True)
     count_K = label_N.bincount()
     rank_N = torch.empty_like(label_N)
@@ -85,7 +85,7 @@ def ranks_in_class(label_N: Tensor) -> Tensor:
 
 
 def held_out_fold(label_N: Tensor, folds: int) -> Tensor:
-    """The fold that each image is held out with, classes spread evenly; -1 for the only image of a class, which
+    """Return the fold that each image is held out with, classes spread evenly; -1 for the only image of a class, which
     prototypes cannot do without."""
     alone_N = label_N.bincount()[label_N] == 1
     return torch.where(alone_N, -1, ranks_in_class(label_N) % folds)
@@ -110,8 +110,7 @@ def classify_maps(model: ProtoPNet, maps: FeatureMaps) -> Tensor:
 
 
 def smallest_within_noise(right_WN: Tensor) -> int:
-    """The first row whose mean falls short of the best row's by no more than `NOISE` standard errors of the
-    difference."""
+    """Return the first row whose mean is at most `NOISE` standard errors of the difference below the best row's."""
     value_WN = right_WN.double()
     best = int(value_WN.mean(1).argmax())
     for number in range(best):

@@ -21,17 +21,17 @@ CostsOf = Callable[..., Costs]  # of what is shown: pictures, and what is known 
 
 
 def cluster_cost(min_distance_BP: Tensor, own_BP: Tensor) -> Tensor:
-    """The paper's Clst: mean distance of an image to the nearest prototype of its own class."""
+    """Return the paper's Clst: the mean distance of an image to the nearest prototype of its own class."""
     return min_distance_BP.masked_fill(~own_BP, float("inf")).amin(1).mean()
 
 
 def separation_cost(min_distance_BP: Tensor, own_BP: Tensor) -> Tensor:
-    """The paper's Sep: minus the mean distance of an image to the nearest prototype of another class."""
+    """Return the paper's Sep: minus the mean distance of an image to the nearest prototype of another class."""
     return -min_distance_BP.masked_fill(own_BP, float("inf")).amin(1).mean()
 
 
 def distillation_cost(logits_BK: Tensor, teacher_logits_BK: Tensor) -> Tensor:
-    """Kullback-Leibler divergence from the baseline's probabilities."""
+    """Return the Kullback-Leibler divergence from the baseline's probabilities."""
     return F.kl_div(logits_BK.log_softmax(1), teacher_logits_BK.log_softmax(1), reduction="batchmean", log_target=True)
 
 
@@ -75,7 +75,7 @@ def own_similarities(model: ProtoPNet, z_BDHW: Tensor, label_BV: Tensor) -> Tens
 
 
 def shared_entropy(logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, smoothing: float) -> Tensor:
-    """Cross entropy with the labels of the V images that each picture shows, each as much as it shows of it."""
+    """Return the cross entropy with the labels of the V images that each picture shows, by the shares it shows."""
     logits_BKV = logits_BK[:, :, None].expand(-1, -1, label_BV.shape[1])
     entropy_BV = F.cross_entropy(logits_BKV, label_BV, reduction="none", label_smoothing=smoothing)
     return (share_BV * entropy_BV).sum(1).mean()

@@ -28,8 +28,8 @@ class Trained(nn.Module):
 
 
 def average_gradients(module: nn.Module, costs_of: CostsOf) -> CostsOf:
-    """The same costs; going back through them averages the gradients of `module` over the processes. The parameters
-    that are trained must be known, and are the main process's from now on."""
+    """Return the same costs; going back through them averages the gradients of `module` over the processes. The
+    parameters that are trained must be known, and are the main process's from now on."""
     if world_size() == 1:
         return costs_of
     # Every step of a stage has the same graph; some backbones have parameters that are not in it.
@@ -42,7 +42,7 @@ def mean_over_processes(costs: Costs, share: float) -> Costs:
     return dict(zip(costs, values.unbind(), strict=True))
 
 
-class _SumOfAll(torch.autograd.Function):
+class _AllReduceSum(torch.autograd.Function):
     """Each process's costs depend on the sum, so that the gradients of all of them reach each summand."""
 
     @staticmethod
@@ -54,14 +54,14 @@ class _SumOfAll(torch.autograd.Function):
         return all_reduce_sum(gradients[0].clone())
 
 
-def sum_of_all(values: Tensor) -> Tensor:
-    summed: Tensor = _SumOfAll.apply(values)
+def all_reduce_sum_with_gradient(values: Tensor) -> Tensor:
+    summed: Tensor = _AllReduceSum.apply(values)
     return summed
 
 
 def synchronise_norms(model: nn.Module) -> None:
-    """BatchNorm that learns its statistics takes them from the whole batch: by torch's own SyncBatchNorm on CUDA, which
-    the CPU does not have, and in a few plain operations there."""
+    """Let BatchNorm that learns its statistics take them from the whole batch: by torch's own SyncBatchNorm on CUDA,
+    which the CPU does not have, and by a few simple operations there."""
     if world_size() == 1:
         return
     if next(model.parameters()).device.type == "cuda":
@@ -69,18 +69,18 @@ def synchronise_norms(model: nn.Module) -> None:
         return
     for norm in model.modules():
         if isinstance(norm, _BatchNorm):
-            norm.forward = partial(_norm_of_all, norm, norm.forward)  # type: ignore[method-assign]
+            norm.forward = partial(_norm_of_whole_batch, norm, norm.forward)  # type: ignore[method-assign]
 
 
-def _norm_of_all(norm: _BatchNorm, alone: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> Tensor:
+def _norm_of_whole_batch(norm: _BatchNorm, alone: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> Tensor:
     if not norm.training:
         return alone(x_BCHW)
     count = x_BCHW.numel() // x_BCHW.shape[1]
-    sums_C = sum_of_all(torch.cat([x_BCHW.sum((0, 2, 3)), x_BCHW.new_tensor([count])]))
+    sums_C = all_reduce_sum_with_gradient(torch.cat([x_BCHW.sum((0, 2, 3)), x_BCHW.new_tensor([count])]))
     everywhere = sums_C[-1].detach()
     mean_C = sums_C[:-1] / everywhere
     centred_BCHW = x_BCHW - mean_C[:, None, None]
-    variance_C = sum_of_all(centred_BCHW.square().sum((0, 2, 3))) / everywhere
+    variance_C = all_reduce_sum_with_gradient(centred_BCHW.square().sum((0, 2, 3))) / everywhere
     _follow(norm, mean_C.detach(), variance_C.detach() * everywhere / (everywhere - 1))
     y_BCHW = centred_BCHW * (variance_C + norm.eps).rsqrt()[:, None, None]
     if norm.affine:
@@ -91,7 +91,7 @@ def _norm_of_all(norm: _BatchNorm, alone: Callable[[Tensor], Tensor], x_BCHW: Te
 
 @torch.no_grad()
 def _follow(norm: _BatchNorm, mean_C: Tensor, variance_C: Tensor) -> None:
-    """The running statistics, as BatchNorm keeps them."""
+    """Update the running statistics, as BatchNorm does."""
     if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
         return
     norm.num_batches_tracked += 1

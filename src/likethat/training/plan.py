@@ -34,7 +34,7 @@ class PlanEntry:
 
 
 def make_plan(config: TrainConfig) -> list[PlanEntry]:
-    """[baseline, choose,] warm, then [joint, project, last layer] for each cycle."""
+    """Return the plan: [baseline, choose,] warm, then [joint, project, last layer] for each cycle."""
     baseline_epochs = 0 if config.from_baseline else config.baseline_epochs
     plan = [PlanEntry("baseline", 0, epoch) for epoch in range(baseline_epochs)]
     if config.has_baseline:
@@ -85,7 +85,8 @@ def start_stage(
 def _groups(
     parameters: Iterable[nn.Parameter], lr: float, decay: float, *, spare_vectors: bool
 ) -> list[dict[str, Any]]:
-    """Ours does not decay biases and the gains of norms, which have no scale to keep in check; the authors' does."""
+    """Group parameters by their decay: ours spares biases and the gains of norms, which have no scale to keep in
+    check; the authors' does not."""
     parameters = list(parameters)
     decayed = [parameter for parameter in parameters if parameter.ndim > 1 or not spare_vectors]
     spared = [parameter for parameter in parameters if parameter.ndim <= 1 and spare_vectors]
@@ -104,8 +105,9 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, entry: PlanEntry, done:
 
 
 def lr_factor(entry: PlanEntry, done: float, config: TrainConfig) -> float:
-    """To a tenth every `lr_step` joint epochs, counted as the authors' code counts (it steps before the first epoch);
-    or, with no `lr_step`, up in a straight line and then a cosine to zero over all epochs of the stage."""
+    """Return the factor of the learning rate: a tenth every `lr_step` joint epochs, counted as the authors' code
+    counts (it steps before the first epoch); or, with no `lr_step`, up in a straight line and then a cosine to zero
+    over all epochs of the stage."""
     if config.lr_step:
         return float(0.1 ** ((entry.epoch + 1) // config.lr_step)) if entry.stage == "joint" else 1.0
     epochs = {"baseline": config.baseline_epochs, "warm": config.warm_epochs, "joint": sum(config.joint_epochs)}
@@ -116,7 +118,8 @@ def lr_factor(entry: PlanEntry, done: float, config: TrainConfig) -> float:
 
 
 def set_mode(model: nn.Module, stage: str, images: int, config: TrainConfig) -> None:
-    """From a projection until joint training resumes nothing before the last layer moves, BatchNorm included.
+    """Set training or evaluation mode for the stage: from a projection until joint training resumes nothing before the
+    last layer moves, BatchNorm included.
 
     Few images give poor statistics, so BatchNorm then keeps those that came with the weights; and tied prototypes
     must be what the network makes of them in evaluation, so they never see others.

@@ -35,7 +35,7 @@ class ClassRows:
     image of the class that has most of them."""
 
     def __init__(self, label_B: Tensor, device: torch.device) -> None:
-        """`label_B` is not on the device, so that nothing waits for that to tell the table's size."""
+        """Lay out the table; `label_B` is not on the device, so that nothing waits for that to tell its size."""
         label_k, count_k = label_B.unique_consecutive(return_counts=True)
         first_k = count_k.cumsum(0) - count_k
         row_B = torch.arange(len(label_k)).repeat_interleave(count_k)
@@ -45,14 +45,14 @@ class ClassRows:
         self.row_B, self.rank_B = send(row_B, device), send(rank_B, device)
 
     def spread(self, value_B: Tensor, empty: float) -> Tensor:
-        """What each image has, in its place."""
+        """Put what each image has into its place of the table."""
         table = value_B.new_full((*self.shape, *value_B.shape[1:]), empty)
         table[self.row_B, self.rank_B] = value_B
         return table
 
     def found(self, entry_kmc: Tensor, each: int) -> tuple[Tensor, Tensor]:
-        """Of numbers in a row of the table, with `each` entries an image: the image, and which of its entries. Numbers
-        of empty places give some image."""
+        """Return the image and which of its entries, given numbers in a row of the table with `each` entries an image.
+        Numbers of empty places give some image."""
         image_kmc = self.first_k[:, None, None] + entry_kmc // each
         return image_kmc.clamp(max=len(self.row_B) - 1), entry_kmc % each
 
@@ -82,7 +82,7 @@ class Candidates:
         self.nearest_KmcD = vector_PD.new_zeros(len(labels), most, most, vector_PD.shape[1])
 
     def offer(self, label_B: Tensor, patch_BDHW: Tensor, number_BS: Tensor) -> None:
-        """Merges the patches of some images, which come class by class; `number_BS` names each patch. The sort is
+        """Merge in the patches of some images, which come class by class; `number_BS` names each patch. The sort is
         stable, so patches offered earlier win ties."""
         rows = ClassRows(label_B - self.first, patch_BDHW.device)
         label_k, label_B = rows.label_k, rows.label_B
@@ -111,7 +111,7 @@ class Candidates:
         self.distance_Kmc, self.patch_Kmc, self.nearest_KmcD = found
 
     def chosen(self) -> tuple[Tensor, Tensor]:
-        """Of each prototype `number_p` the patch that it becomes: its number and its vector."""
+        """Return the patch that each prototype `number_p` becomes: its number and its vector."""
         chosen_Km = settle(self.distance_Kmc, self.patch_Kmc)
         patch_Km = self.patch_Kmc.gather(2, chosen_Km[..., None])[..., 0]
         width = self.nearest_KmcD.shape[3]
@@ -121,7 +121,7 @@ class Candidates:
 
 @torch.no_grad()
 def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance: Advance | None = None) -> Projection:
-    """One pass over the unaugmented training images, in evaluation mode and fp32.
+    """Project all prototypes in one pass over the unaugmented training images, in evaluation mode and fp32.
 
     Within a class, the closest pair of prototype and patch is settled first, then the closest pair among the
     prototypes and patches still free, and so on. Ties go to the lower prototype, the earlier image, the earlier
@@ -142,7 +142,7 @@ def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance:
 
 
 def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | None = None) -> Iterator[Candidates]:
-    """Images go class by class, so that a batch meets few classes, and candidates need not be kept of all of them."""
+    """Yield candidates class by class: a batch meets few classes, and not all candidates are in memory."""
     layer = model.prototype_layer
     label_N = images.label_N.cpu()
     order_N = label_N.argsort(stable=True)
@@ -167,7 +167,7 @@ def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | No
 
 
 def check_enough_patches(model: ProtoPNet, images: Images, classes: tuple[str, ...]) -> None:
-    """Every prototype needs a patch of its own."""
+    """Check that there is a patch for every prototype."""
     height, width = model.patch_grid
     available_K = images.label_N.bincount(minlength=model.num_classes) * height * width
     for name, available, needed in zip(classes, available_K.tolist(), model.own_KP.sum(1).tolist(), strict=True):
@@ -179,8 +179,8 @@ def check_enough_patches(model: ProtoPNet, images: Images, classes: tuple[str, .
 
 
 def settle(distance_Kmc: Tensor, patch_Kmc: Tensor) -> Tensor:
-    """Which candidate each prototype takes (K, m), so that no patch of a class is taken twice: closest pair first.
-    Every round settles one prototype of every class."""
+    """Choose the candidate that each prototype takes (K, m), so that no patch of a class is taken twice: closest pair
+    first. Every round settles one prototype of every class."""
     distance_Kmc = distance_Kmc.clone()
     classes, most, kept = distance_Kmc.shape
     label_K = torch.arange(classes, device=distance_Kmc.device)

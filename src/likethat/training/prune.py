@@ -37,24 +37,24 @@ class CachedScores:
     scratch: Path | None = None  # where files may be made; scores that are in one are float16
 
     def select(self, keep_p: Tensor) -> CachedScores:
-        """With these prototypes only."""
+        """Return the scores of these prototypes only."""
         source_p = None if self.source_P is None else self.source_P[keep_p]
-        score_Np = self._made(len(keep_p), lambda _, score_bP: score_bP[:, keep_p])
+        score_Np = self._changed_scores(len(keep_p), lambda _, score_bP: score_bP[:, keep_p])
         return replace(self, score_NP=score_Np, class_P=self.class_P[keep_p], source_P=source_p)
 
     def fair(self) -> CachedScores:
-        """What the last layer learns from, as in training."""
+        """Return the scores that the last layer learns from, as in training."""
         if self.source_P is None:
             return self
         source_P, own_KP = self.source_P, torch.arange(self.num_classes).to(self.class_P)[:, None] == self.class_P
-        score_NP = self._made(
+        score_NP = self._changed_scores(
             len(source_P),
             lambda row_b, score_bP: leave_source_out(score_bP, row_b[:, None] % self.images, source_P, own_KP),
         )
         return replace(self, score_NP=score_NP, source_P=None)
 
     def logits(self, weight_Kp: Tensor, keep_p: Tensor | None = None) -> Tensor:
-        """N x K, of these prototypes or all."""
+        """Return the logits, N x K, of these prototypes or all."""
         blocks = [
             logits_of_scores(score_bP if keep_p is None else score_bP[:, keep_p], weight_Kp)
             for _, score_bP in self._blocks()
@@ -62,15 +62,15 @@ class CachedScores:
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some images and their scores after others, ready for arithmetic; all at once where there are few."""
+        """Yield some images and their scores after others, ready for arithmetic; all at once where there are few."""
         device, rows = self.label_N.device, max(1, BLOCK // self.score_NP.shape[1])
         for image_b, score_bP in zip(
             torch.arange(len(self.score_NP), device=device).split(rows), self.score_NP.split(rows), strict=True
         ):
             yield image_b, score_bP.to(device, torch.promote_types(score_bP.dtype, torch.float32))
 
-    def _made(self, prototypes: int, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Other scores, kept as these are."""
+    def _changed_scores(self, prototypes: int, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Return the scores with `change` applied, in memory or in a file as these are."""
         count = len(self.score_NP)
         if self.score_NP.dtype == torch.float16:
             file = Path(tempfile.mkdtemp(dir=self.scratch)) / "scores.f16"
@@ -84,14 +84,14 @@ class CachedScores:
 
 
 def own_neighbours(image_Pk: Tensor, label_N: Tensor, class_P: Tensor) -> Tensor:
-    """How many of the nearest images of each prototype are of its own class."""
+    """Count the nearest images of each prototype that are of its own class."""
     return (label_N[image_Pk] == class_P[:, None]).sum(1)
 
 
 def prototypes_to_keep(
     own_P: Tensor, class_P: Tensor, classes: Sequence[str], *, threshold: int, keep_one: bool
 ) -> Tensor:
-    """The numbers of the prototypes with at least `threshold` neighbours of their own class.
+    """Return the numbers of the prototypes with at least `threshold` neighbours of their own class.
 
     A class must not lose its last one: with `keep_one` the one with most such neighbours (the first of several)
     stays, without it that is the user's to decide.
@@ -111,7 +111,8 @@ def prototypes_to_keep(
 
 
 def refit_last_layer(scores: CachedScores, start_KP: Tensor | None, settings: TrainConfig) -> LastLayerSolution:
-    """With the run's own lambda and ridge; without a start, the same from whatever weights there were before."""
+    """Solve the last layer with the run's own lambda and ridge; without a start, the result is the same whatever
+    weights there were before."""
     return solve_last_layer(
         scores.fair().score_NP,
         scores.label_N,
@@ -124,12 +125,12 @@ def refit_last_layer(scores: CachedScores, start_KP: Tensor | None, settings: Tr
 
 
 def path_lambdas(largest: float) -> list[float]:
-    """From the lambda that leaves no connection to other classes downwards, in equal steps of its logarithm."""
+    """Return lambdas from the one that leaves no connection to other classes downwards, in equal logarithmic steps."""
     return [largest * PATH_SPAN ** (number / (PATH_POINTS - 1)) for number in range(PATH_POINTS)]
 
 
 def largest_lambda(scores: CachedScores, settings: TrainConfig) -> float:
-    """The least lambda at which every connection to another class is zero.
+    """Return the least lambda at which every connection to another class is zero.
 
     Zero is optimal for a connection while the gradient there is no larger than lambda; so: the largest gradient
     once the own-class connections are optimal by themselves. No gradient exceeds the largest score.
@@ -152,7 +153,7 @@ class PathPoint:
 
 
 def choose_point(path: Sequence[PathPoint], budget: int) -> int:
-    """The most accurate point with at most `budget` connections; of several, the one with fewest."""
+    """Return the most accurate point with at most `budget` connections; of several, the one with fewest."""
     allowed = [number for number, point in enumerate(path) if point.connections <= budget]
     if not allowed:
         least = min(point.connections for point in path)

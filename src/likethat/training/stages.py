@@ -102,8 +102,7 @@ def project_prototypes(state: RunState, entry: PlanEntry, course: Course) -> Non
 
 
 def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> None:
-    """Solve the last layer, a convex problem, on scores computed once. Keep the cycle if it is the best so far on
-    validation."""
+    """Solve the last layer, a convex problem, on scores computed once. Keep the cycle if it validates best so far."""
     model, val, config, display = state.protopnet, course.val, course.config, course.display
     unsolved_KP = model.last_layer.weight.detach().clone()
     class_P = model.prototype_layer.class_P

@@ -56,13 +56,13 @@ class RunState:
 
     @property
     def protopnet(self) -> ProtoPNet:
-        """The model, in stages that train or change one."""
+        """Return the model, in stages that train or change one."""
         assert self.model is not None
         return self.model
 
     @property
     def network(self) -> nn.Module:
-        """All that the run trains, or its backbone at least."""
+        """Return all that the run trains, or its backbone at least."""
         network = self.baseline if self.model is None else self.model
         assert network is not None
         return network

@@ -41,7 +41,7 @@ def wrap_step(
     run_step = RecordedStep(whole_step, optimizer, tell) if is_recorded else whole_step
 
     def take_step(index_B: Tensor, seed: int) -> Costs:
-        """All randomness of the step (views, dropout) follows from `seed`. Nothing in it waits for the device."""
+        """Take one step. All its randomness (views, dropout) follows from `seed`; nothing waits for the device."""
         torch.manual_seed(seed + rank())
         gathered = source.gather(index_B, seed)
         if world_size() == 1:

@@ -40,7 +40,7 @@ def train_baseline(
     display: Display | None = None,
     **options: Any,
 ) -> LoadedBaseline:
-    """Trains the backbone with global average pooling and a linear layer; the model of the last epoch is kept.
+    """Train the backbone with global average pooling and a linear layer; keep the model of the last epoch.
 
     With the same data and options it is, to the bit, the baseline that `likethat train` takes its patches from.
     """

@@ -13,7 +13,7 @@ from likethat.runs.data import open_validation_data
 
 
 def calibrate_run(classifier: Classifier, data: str | None, display: Display) -> Calibration:
-    """Writes calibration.json of a run that has none, or another one, from images it was not trained on."""
+    """Write calibration.json, new or again, from images that the run was not trained on."""
     dataset = open_validation_data(classifier, data)
     if not dataset.val:
         raise UserError(f"{dataset.root} has no validation images; name others with --data DATA.")

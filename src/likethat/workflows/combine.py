@@ -45,7 +45,7 @@ def combine(
     overwrite: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
-    """Writes the run whose logits are the sums of theirs. Members of combined runs are taken one by one."""
+    """Write the run whose logits are the sums of the runs'. Members of combined runs are taken one by one."""
     display, out = display or Display(quiet=True), Path(out)
     parts = _parts([Path(run) for run in runs], device)
     if len(parts) < 2:
@@ -71,7 +71,7 @@ def _parts(runs: Sequence[Path], device: str) -> list[Part]:
 
 
 def _check_alike(parts: Sequence[Part]) -> None:
-    """The same classes by name, and pictures cropped alike: an explanation shows one picture for all members."""
+    """Refuse runs with other classes by name, or other crops: an explanation shows one picture for all members."""
     first = parts[0]
     for part in parts[1:]:
         only_first = sorted(set(first.record.data.classes) - set(part.record.data.classes))
@@ -117,7 +117,7 @@ def _copy_member(part: Part, classes: tuple[str, ...], target: Path) -> None:
 def _evaluate(
     run: Path, members: Sequence[Classifier], parts: Sequence[Part], data: str | None, display: Display
 ) -> dict[str, Any]:
-    """Each member and the sum, on the test images; without them, the run is complete but for its accuracy."""
+    """Evaluate each member and the sum on the test images; without them, the run is complete but for its accuracy."""
     combined = load(run, str(members[0].device))
     lines: list[dict[str, Any]] = [
         {
@@ -149,8 +149,8 @@ def _evaluate(
 
 
 def _validation_logits(combined: Classifier, dataset: DataSet, data: str | None, display: Display) -> Tensor | None:
-    """Of the runs' common validation images; none where the data is another one, or one network's validation images
-    are another's training images."""
+    """Return the logits of the runs' common validation images; None where the data is another one, or one network's
+    validation images are another's training images."""
     if not is_training_data(combined, dataset):
         return None
     try:

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"input_size": (160, 160), "batch_size": 32, "baseline
 
 
 def run_demo(out: Path, *, device: str, overwrite: bool, display: Display) -> tuple[Classifier, Verification]:
-    """Data under OUT/birds, run under OUT/run."""
+    """Draw the data under OUT/birds and train the run under OUT/run."""
     birds, run = out / "birds", out / "run"
     for folder, is_earlier in ((birds, is_birds(birds)), (run, is_run(run) or is_begun(run))):
         if folder.exists() and not (overwrite and is_earlier):

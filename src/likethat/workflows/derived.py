@@ -49,7 +49,7 @@ class Member:
 def open_member(
     classifier: Classifier, number: int, data: str | None, scratch: Path, display: Display, *, nearest: int | None
 ) -> Member:
-    """Reads the run's images again, makes sure that they are the same, and scores them once.
+    """Read the run's images again, make sure that they are the same, and score them once.
 
     With `nearest`, finds so many training images for each prototype.
     """
@@ -81,7 +81,7 @@ def open_member(
 def read_images(
     classifier: Classifier, record: RunRecord, data: str | None, scratch: Path, display: Display
 ) -> PreparedRun:
-    """All images of a run, decoded, once it is sure that they are the same as in training."""
+    """Decode all images of a run, and make sure that they are the same as in training."""
     root = Path(data or record.data.root)
     if not root.is_dir():
         raise UserError(f"The data is no longer at {root}; say where it is with --data DATA.")
@@ -98,13 +98,13 @@ def read_images(
 
 
 def source_images(prototypes: Sequence[Prototype], dataset: DataSet) -> list[int]:
-    """The numbers of the training images that prototypes were cut from."""
+    """Return the numbers of the training images that prototypes were cut from."""
     number_of = {(sample.path, sample.box): image for image, sample in enumerate(dataset.train)}
     return [number_of[prototype.path, prototype.crop_to] for prototype in prototypes]
 
 
 def rebuild(network: ProtoPNet, config: ModelConfig, layer: PrototypeLayer, weight_KP: Tensor) -> ProtoPNet:
-    """A network with other prototypes and connections that shares everything before them with `network`."""
+    """Return a network with other prototypes and connections that shares everything before them with `network`."""
     built = ProtoPNet(network.backbone, config, layer.class_P.bincount(minlength=len(weight_KP)).tolist())
     built.add_on, built.prototype_layer = network.add_on, layer
     built.last_layer.weight = torch.nn.Parameter(weight_KP.detach().clone())
@@ -121,7 +121,7 @@ def write_network(
     prototypes: Sequence[Prototype],
     pictures: Path,
 ) -> None:
-    """config.json, model and prototypes of a run with the prototypes `keep_p` of a network, in that order.
+    """Write config.json, model and prototypes of a run with the prototypes `keep_p` of a network, in that order.
 
     `prototypes` are all of the network's; their pictures lie in `pictures`.
     """
@@ -148,7 +148,7 @@ def write_network(
 
 
 def copy_history(run: Path, target: Path) -> None:
-    """Who corrected the run, where somebody did."""
+    """Copy the edits of the run, where somebody made any."""
     if (run / layout.EDITS).is_file():
         _copy(run / layout.EDITS, target / layout.EDITS)
 
@@ -161,7 +161,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def write_combined(target: Path, records: Sequence[RunRecord]) -> None:
-    """config.json of a run whose networks lie in its members' folders."""
+    """Write config.json of a run whose networks lie in its members' folders."""
     per_class = zip(*(record.prototypes_of_class for record in records), strict=True)
     first = records[0]
     RunRecord(first.config, first.data, tuple(map(sum, per_class)), layout.COMBINED, len(records)).write(target)

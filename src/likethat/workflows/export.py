@@ -52,7 +52,7 @@ class Exported(nn.Module):
 def export(
     run: str | Path, out: str | Path, format: str, *, data: str | None = None, display: Display | None = None
 ) -> dict[str, Any]:
-    """Writes the file, once it gives what PyTorch gives for real pictures. Without that, there is no file."""
+    """Write the file, once it gives what PyTorch gives for real pictures. Otherwise write none."""
     run, out, display = Path(run), Path(out), display or Display(quiet=True)
     if format not in FORMATS:
         raise UserError(f"A run is exported as {' or '.join(FORMATS)}, not as {format}.")
@@ -97,7 +97,7 @@ class CheckFailed(Exception):
 
 
 def describe(classifier: Classifier) -> dict[str, Any]:
-    """All that an explanation needs besides the outputs."""
+    """Return all that an explanation needs besides the outputs."""
     network = classifier.networks[0]
     weights = [
         [[p, weight] for p, weight in enumerate(row) if weight] for row in classifier.weight_KP.double().tolist()
@@ -137,7 +137,7 @@ def describe(classifier: Classifier) -> dict[str, Any]:
 
 
 def real_pictures(classifier: Classifier, data: str | None) -> tuple[list[PreparedPicture], str]:
-    """Test images spread over the classes; where the data is gone, the pictures that prototypes come from."""
+    """Return test images spread over the classes; where the data is gone, the pictures that prototypes come from."""
     root = layout.read_record(classifier.path).data.root
     if data is None and not Path(root).is_dir():
         names = sorted({prototype.source for prototype in classifier.prototypes})[:CHECKED]
@@ -162,7 +162,7 @@ def _import_onnx() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters tell about their own workings, which the check afterwards makes idle."""
+    """Silence the exporters, which tell about their own workings; the check afterwards is what counts."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -203,7 +203,7 @@ def _write(network: ProtoPNet, path: Path, format: str, document: str) -> None:
 
 
 def _open(path: Path, format: str) -> Run:
-    """The file as its users run it."""
+    """Open the file as its users run it."""
     if format == "torch":
         with path.open("rb") as file:
             module = torch.export.load(file).module()
@@ -218,7 +218,7 @@ def _open(path: Path, format: str) -> Run:
 def _largest_differences(
     classifier: Classifier, pictures: Sequence[PreparedPicture], run: Run
 ) -> tuple[dict[str, float], bool]:
-    """The largest difference of each output, over batches of one and of all the others, and whether it is rounding."""
+    """Return each output's largest difference, over batches of one and of all others, and whether it is rounding."""
     difference, largest = dict.fromkeys(OUTPUTS, 0.0), dict.fromkeys(OUTPUTS, 1.0)
     original = Exported(classifier.networks[0]).eval()
     for batch in (pictures[:1], pictures[1:]):

@@ -95,5 +95,5 @@ def evaluate_interpretability(
 
 
 def _listed(value_P: Tensor) -> list[float | None]:
-    """NaN is not JSON."""
+    """Return a list with None for NaN, which is not JSON."""
     return [value if math.isfinite(value) else None for value in value_P.tolist()]

@@ -63,8 +63,8 @@ def prune(
     overwrite: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
-    """Removes the prototypes with fewer than `threshold` images of their own class among their k nearest training
-    images; or, with a `budget`, keeps them all and at most so many connections that are not zero.
+    """Remove the prototypes with fewer than `threshold` images of their own class among their k nearest training
+    images; or, with a `budget`, keep them all and at most so many connections that are not zero.
 
     Each network of a combined run is pruned by itself, so that the run stays the sum of its members.
     """
@@ -108,7 +108,7 @@ def _prune_by_rule(member: Member, threshold: int, keep_one: bool) -> Pruned:
 
 
 def _prune_to_budget(members: Sequence[Member], budget: int, display: Display) -> tuple[list[Pruned], dict[str, Any]]:
-    """One lambda for all members, chosen on validation."""
+    """Prune all members with one lambda, chosen on validation images."""
     settings = [member.record.config.train for member in members]
     train = [member.scores["train"].fair() for member in members]
     lambdas = path_lambdas(max(map(largest_lambda, train, settings)))
@@ -137,13 +137,13 @@ def _connections(pruned: Sequence[Pruned]) -> int:
 
 
 def _measure(pruned: Sequence[Pruned]) -> dict[str, float]:
-    """On validation, of the sum of the members' logits."""
+    """Measure the sum of the members' logits on validation images."""
     logits_NK = torch.stack([part.logits("val") for part in pruned]).sum(0)
     return measure(logits_NK, pruned[0].member.scores["val"].label_N)
 
 
 def _describe(pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]:
-    """The line of metrics.jsonl about these members together."""
+    """Return the line of metrics.jsonl about these members together."""
     members = [part.member for part in pruned]
     before_NK = torch.stack([m.scores["val"].logits(m.weight_KP) for m in members]).sum(0)
     removed = dict.fromkeys(members[0].dataset.classes, 0)
@@ -166,7 +166,7 @@ def _describe(pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]
 
 
 def _write(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]:
-    """The run folder, with those of its members where it is a combined one; the test images are judged last."""
+    """Write the run folder, with those of its members where it is a combined one; test images are judged last."""
     folders, metrics = layout.read_record(run).member_folders(), layout.read_metrics(run)
     for folder, part in zip(folders, pruned, strict=True):
         member = part.member
@@ -189,7 +189,7 @@ def _write(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, A
 
 
 def _conclude_members(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]:
-    """Reports of the members by themselves; gives the line that tells of them in the combined run's metrics."""
+    """Report on the members by themselves; return the line about them in the combined run's metrics."""
     alone = {name: value for name, value in asked.items() if name in ("k", "threshold")}
     old = next(line for line in reversed(layout.read_metrics(run)) if line["stage"] == "combine")
     members = []

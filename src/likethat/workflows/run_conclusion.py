@@ -23,7 +23,7 @@ EXPLAINED = 4  # images in the report
 def conclude(
     run: Path, metrics: list[dict[str, Any]], dataset: DataSet, logits_NK: Tensor, val_NK: Tensor | None
 ) -> tuple[Classifier, Evaluation]:
-    """Calibration, test accuracy, metrics.jsonl and report of a run whose models and prototypes are written.
+    """Write calibration, test accuracy, metrics.jsonl and report of a run whose models and prototypes are written.
 
     `logits_NK` are those of the test images, `val_NK` those of the validation images, if there are any that no network
     of the run was trained on.

@@ -35,7 +35,7 @@ class PreparedRun:
 
 
 def open_out(out: Path, config: Config, kind: str, *, resume: bool, overwrite: bool) -> RunRecord | None:
-    """Looks whether the run may go there; gives what a run that goes on was begun with."""
+    """Check that the run may go there; return the record that a resumed run was begun with."""
     saved = layout.read_record(out) if resume and (out / layout.CONFIG).is_file() else None
     if saved is not None:
         if saved.kind != kind:
@@ -47,7 +47,7 @@ def open_out(out: Path, config: Config, kind: str, *, resume: bool, overwrite: b
 
 
 def begin(out: Path, record: RunRecord, saved: RunRecord | None) -> None:
-    """An earlier run is removed only now that images and weights are known to be good."""
+    """Remove an earlier run, now that images and weights are known to be good, and write this one's record."""
     barrier()
     if is_main_process():
         if saved is None:
@@ -59,7 +59,7 @@ def begin(out: Path, record: RunRecord, saved: RunRecord | None) -> None:
 
 
 def check_same_config(saved: RunRecord, asked: Config) -> None:
-    """A resumed run keeps its configuration; what is asked for now must not contradict it."""
+    """Check that what is asked for now does not contradict the configuration that a resumed run keeps."""
     if asked.model.latent_width == AUTO_WIDTH and "latent_width" in saved.automatic:
         asked = replace(asked, model=replace(asked.model, latent_width=saved.config.model.latent_width))
     if asked.train.from_baseline and saved.config.train.from_baseline:  # which may have been moved
@@ -89,7 +89,7 @@ def check_same_images(saved: RunRecord | None, now: RunRecord, run: Path) -> Non
 def prepare(
     data: Path, out: Path, config: Config, device: torch.device, display: Display, stop: StopFlag | None = None
 ) -> PreparedRun:
-    """Reads, checks and decodes every image once; stops with all problems told when there are any."""
+    """Read, check and decode every image once; where there are problems, tell all of them and stop."""
     dataset = open_dataset(
         data,
         seed=config.train.seed,

@@ -43,7 +43,7 @@ def train(
     display: Display | None = None,
     **options: Any,
 ) -> Classifier:
-    """Trains on an image folder, CUB_200_2011 or Stanford Cars, and leaves a finished run folder at `out`.
+    """Train on an image folder, CUB_200_2011 or Stanford Cars, and leave a finished run folder at `out`.
 
     `options` are the names that `likethat train --help` lists, such as backbone="resnet34".
     """
@@ -86,7 +86,7 @@ def train(
 
 
 def with_chosen_width(record: RunRecord, model: ProtoPNet) -> RunRecord:
-    """A finished run says which width it has, and that the choice was its own."""
+    """Return the record with the chosen width, marked as the choice of the run itself."""
     settings = replace(record.config.model, latent_width=model.prototype_layer.prototype_PDhw.shape[1])
     return replace(record, config=replace(record.config, model=settings), automatic=("latent_width",))
 
@@ -103,7 +103,7 @@ def _describe(prepared: PreparedRun, model: ProtoPNet, device: torch.device, dis
 
 
 def finish(out: Path, model: ProtoPNet, state: RunState, prepared: PreparedRun, display: Display) -> Classifier:
-    """Model, prototypes, test accuracy (looked at here for the first and only time) and report."""
+    """Write model, prototypes, test accuracy (looked at here for the first and only time) and report."""
     assert state.best_projection is not None
     dataset, test = prepared.dataset, prepared.images["test"]
     layer = model.prototype_layer

@@ -11,7 +11,7 @@ from likethat.cli.arguments import DONE, add_verb, display_of
 
 
 def atlas(args: argparse.Namespace) -> int:
-    """What every prototype looks for: the nearest patches in training and test pictures, as a page and as JSON."""
+    """Show what every prototype looks for: its nearest patches in training and test pictures, as a page and as JSON."""
     from likethat.data.folder_kinds import is_atlas
     from likethat.distributed import is_main_process
     from likethat.explaining.atlas import check_unchanged, make_atlas
@@ -26,14 +26,14 @@ def atlas(args: argparse.Namespace) -> int:
     with whole_folder(out, is_atlas, overwrite=args.overwrite) if is_main_process() else nullcontext() as folder:
         dataset = open_run_data(classifier, args.data)
         check_unchanged(classifier, dataset)
-        made = make_atlas(classifier, dataset, args.k, display)
+        found = make_atlas(classifier, dataset, args.k, display)
         if folder is None:
             return DONE
         with display.task("drawing") as advance:
-            write_atlas(folder, made, advance)
+            write_atlas(folder, found, advance)
     print(
-        f"{len(made.entries)} prototypes: {len(made.mixed)} with mixed neighbours, {len(made.duplicates)} duplicates, "
-        f"{len(made.never_used)} never used"
+        f"{len(found.entries)} prototypes: {len(found.mixed)} with mixed neighbours, "
+        f"{len(found.duplicates)} duplicates, {len(found.never_used)} never used"
     )
     print(f"Atlas: {(out / PAGE).resolve()}")
     return DONE

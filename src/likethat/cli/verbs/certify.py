@@ -30,7 +30,7 @@ def certify(args: argparse.Namespace) -> int:
 
 
 def document_of(certificate: Certificate, classes: tuple[str, ...]) -> dict[str, Any]:
-    """What --json prints. Shares are of all images."""
+    """Return the document that --json prints. Shares are of all images."""
     images = certificate.images
     theorems = [image.theorem for image in images if image.theorem]
     return {

@@ -10,7 +10,7 @@ from likethat.cli.arguments import DONE, add_out, add_verb, answer, display_of
 
 
 def combine(args: argparse.Namespace) -> int:
-    """Sum the logits of several runs over the same classes; writes a new run."""
+    """Sum the logits of several runs over the same classes, and write a new run."""
     from likethat.cli.tables import print_combination
     from likethat.workflows.combine import combine
 

@@ -30,5 +30,5 @@ def compare(args: argparse.Namespace) -> int:
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "compare", compare, run=True)
     verb.add_argument("baseline", type=Path, metavar="BASELINE", help="run folder that `likethat baseline` made")
-    verb.add_argument("image", metavar="IMAGE")
+    verb.add_argument("image", metavar="IMAGE", help="picture to explain")
     verb.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="picture to write")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def edit(args: argparse.Namespace) -> int:
-    """Ban, merge, name or replace prototypes; solves the last layer again and writes a new run."""
+    """Ban, merge, name or replace prototypes, solve the last layer again and write a new run."""
     from likethat.cli.tables import print_candidates, print_edits
     from likethat.workflows.edit.editor import check_out, open_editor
 
@@ -46,7 +46,7 @@ def edit(args: argparse.Namespace) -> int:
 def apply(
     editor: Editor, kind: str, values: Sequence[str], candidate: Candidate | None, *, why: str, who: str | None
 ) -> Edit:
-    """One flag of the command line."""
+    """Apply one edit, as its flag of the command line gives it."""
     if kind == "name":
         number, text = values
         return editor.name(_number(number), text, why=why, who=who)
@@ -60,7 +60,7 @@ def apply(
 
 
 def choose(editor: Editor, values: Sequence[str]) -> Candidate:
-    """The candidate that --replace means."""
+    """Return the candidate that --replace means."""
     if len(values) > 2:
         raise UserError("--replace takes a prototype and, if not the first is wanted, the number of a candidate.")
     prototype, chosen = ([_number(value) for value in values] + [0])[:2]
@@ -108,11 +108,11 @@ def add(verbs: Any) -> None:
     verb.set_defaults(edits=[])
     edits: dict[str, Any] = {"action": _Append, "default": argparse.SUPPRESS}
     verb.add_argument("--ban", nargs="+", metavar="P", help="prototypes to take out", **edits)
-    verb.add_argument("--merge", nargs="+", metavar="P", help="duplicates, of which the first stays", **edits)
-    verb.add_argument("--name", nargs=2, metavar=("P", "TEXT"), help="what to call a prototype", **edits)
-    text = "another patch of the class instead: the first candidate, or the one of that number"
+    verb.add_argument("--merge", nargs="+", metavar="P", help="duplicates to merge into the first", **edits)
+    verb.add_argument("--name", nargs=2, metavar=("P", "TEXT"), help="prototype and its new name", **edits)
+    text = "put another patch of the class in its place: the first candidate, or the one of that number"
     verb.add_argument("--replace", nargs="+", metavar=("P", "CANDIDATE"), help=text, **edits)
     verb.add_argument("--candidates", type=int, metavar="P", help="only list the patches that could replace P")
-    verb.add_argument("--why", default="", metavar="TEXT", help="reason, kept in the run's history")
+    verb.add_argument("--why", default="", metavar="TEXT", help="reason, which the run's history keeps")
     verb.add_argument("--who", metavar="NAME", help="who edits (default: the user's name)")
     add_out(verb, required=False)

@@ -10,7 +10,7 @@ from likethat.errors import UserError
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    """Accuracy of a run on its test images, or on other data; on request, how good its explanations are."""
+    """Measure the accuracy of a run on its test images or on other data and, on request, its explanations."""
     if args.interpretability:
         return _interpretability(args)
     if args.part != "test":

@@ -12,7 +12,7 @@ from likethat.errors import UserError
 
 
 def explain(args: argparse.Namespace) -> int:
-    """Why each picture got its class: scoring sheets as a page, as pictures and as JSON."""
+    """Explain why each picture got its class, with scoring sheets as a page, as pictures and as JSON."""
     from likethat.data.folder_kinds import is_explanations
     from likethat.data.pictures import Skipped, find_pictures
     from likethat.explaining.draw.page import write_explanations
@@ -63,7 +63,7 @@ def add(verbs: Any) -> None:
         "--out", type=Path, metavar="DIR", help="folder to make (default: explanations, or none with --json)"
     )
     verb.add_argument("--overwrite", action="store_true", help="replace earlier explanations in --out")
-    verb.add_argument("--top-classes", type=int, default=3, metavar="N", help="classes explained (default: 3)")
+    verb.add_argument("--top-classes", type=int, default=3, metavar="N", help="classes to explain (default: 3)")
     verb.add_argument("--against", metavar="CLASS", help="also say why not this class")
     add_level(verb)
     verb.add_argument(
@@ -74,5 +74,5 @@ def add(verbs: Any) -> None:
     )
     verb.add_argument("--maps", action="store_true", help="put the similarity maps into the JSON document")
     verb.add_argument(
-        "--colours", choices=("ember", "jet"), default="ember", help="of activation maps (default: ember)"
+        "--colours", choices=("ember", "jet"), default="ember", help="colours of activation maps (default: ember)"
     )

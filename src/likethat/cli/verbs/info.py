@@ -9,7 +9,7 @@ from likethat.cli.arguments import DONE, add_verb, answer
 
 
 def info(args: argparse.Namespace) -> int:
-    """What a run is: data, model, accuracy, prototypes."""
+    """Show what a run is: data, model, accuracy, prototypes."""
     from likethat.cli.tables import print_description
     from likethat.runs.describe import describe_run
 

@@ -10,7 +10,7 @@ from likethat.errors import UserError
 
 
 def predict(args: argparse.Namespace) -> int:
-    """The class of each picture, with its probability."""
+    """Name the class of each picture, with its probability."""
     from likethat.cli.tables import print_predictions
     from likethat.data.pictures import Skipped
     from likethat.explaining.files import predict_files
@@ -32,5 +32,5 @@ def predict(args: argparse.Namespace) -> int:
 
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "predict", predict, run=True, json=True)
-    verb.add_argument("images", nargs="+", metavar="IMAGE")
+    verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture")
     add_level(verb)

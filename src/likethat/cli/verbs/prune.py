@@ -10,7 +10,7 @@ from likethat.errors import UserError
 
 
 def prune(args: argparse.Namespace) -> int:
-    """Remove prototypes that look like other classes, or connections beyond a budget; writes a new run."""
+    """Remove prototypes that look like other classes, or connections beyond a budget, and write a new run."""
     from likethat.cli.tables import print_pruning
     from likethat.workflows.prune import prune
 
@@ -28,6 +28,6 @@ def add(verbs: Any) -> None:
     verb = add_verb(verbs, "prune", prune, run=True, data=True, json=True)
     add_out(verb)
     verb.add_argument("--k", type=int, help="nearest training images to look at for each prototype (default: 6)")
-    verb.add_argument("--threshold", type=int, help="of them, least number of the prototype's own class (default: 3)")
+    verb.add_argument("--threshold", type=int, help="how many of the K must be of its own class (default: 3)")
     verb.add_argument("--keep-one", action="store_true", help="keep the best prototype of a class that would lose all")
-    verb.add_argument("--budget", type=int, metavar="N", help="instead: keep all prototypes and at most N connections")
+    verb.add_argument("--budget", type=int, metavar="N", help="keep all prototypes and only N connections instead")

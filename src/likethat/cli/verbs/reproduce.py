@@ -40,7 +40,7 @@ def add(verbs: Any) -> None:
     verb = add_verb(verbs, "reproduce", reproduce, json=True)
     verb.add_argument("data", metavar="DATA", help="image folder, CUB_200_2011 or Stanford Cars")
     verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for all runs and the table")
-    verb.add_argument("--backbones", nargs="+", required=True, metavar="NAME", help="timm models, a column each")
+    verb.add_argument("--backbones", nargs="+", required=True, metavar="NAME", help="timm models, one a column")
     verb.add_argument(
         "--weights",
         nargs="+",
@@ -48,15 +48,15 @@ def add(verbs: Any) -> None:
         metavar="FILE",
         help="backbone weights: pretrained, none or a file, one for each backbone or one for all (default: pretrained)",
     )
-    verb.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default: 3)")
+    verb.add_argument("--seeds", type=int, default=3, metavar="N", help="number of seeds, from 0 (default: 3)")
     verb.add_argument(
         "--presets",
         nargs="+",
         default=["default"],
         metavar="PRESET",
-        help=f"{', '.join(config.PRESETS)} (default: default)",
+        help=f"presets to train, of {', '.join(config.PRESETS)} (default: default)",
     )
-    verb.add_argument("--full-images", action="store_true", help="whole pictures too, beside those cropped to boxes")
-    verb.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side on the device (default: 1)")
+    verb.add_argument("--full-images", action="store_true", help="train on whole pictures, too")
+    verb.add_argument("--jobs", type=int, default=1, metavar="N", help="number of runs at a time (default: 1)")
     verb.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of the options below")
     add_options(verb, without=OWN_OPTIONS)

@@ -14,7 +14,7 @@ LEAST_TOKEN = 16  # letters
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Serve a run as a web page and an API; on other hosts than this one it asks for a token."""
+    """Serve a run as a web page and an API; other machines need a token."""
     try:
         from likethat.serve.app import create_app, open_socket, run_app
         from likethat.serve.security import new_token
@@ -29,9 +29,9 @@ def serve(args: argparse.Namespace) -> int:
     token = os.environ.get("LIKETHAT_TOKEN") or None
     if token is not None and len(token) < LEAST_TOKEN:
         raise UserError(f"LIKETHAT_TOKEN has {len(token)} letters; choose at least {LEAST_TOKEN}, or leave it unset.")
-    made = None
+    generated = None
     if token is None and args.host not in LOOPBACK:
-        token = made = new_token()
+        token = generated = new_token()
     opened = open_socket("127.0.0.1" if args.host == "localhost" else args.host, args.port)
     with opened:
         app = create_app(load(args.run, args.device), data=args.data, token=token)
@@ -39,7 +39,7 @@ def serve(args: argparse.Namespace) -> int:
         address = f"http://{host}:{opened.getsockname()[1]}/"
 
         def ready() -> None:
-            print(f"Serving {args.run} at {address}{f'?token={made}' if made else ''}", flush=True)
+            print(f"Serving {args.run} at {address}{f'?token={generated}' if generated else ''}", flush=True)
             print("It stops with Ctrl-C.", flush=True)
 
         run_app(app, opened, ready)
@@ -49,4 +49,4 @@ def serve(args: argparse.Namespace) -> int:
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "serve", serve, run=True, data=True)
     verb.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine only)")
-    verb.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    verb.add_argument("--port", type=int, default=8000, help="port to serve on; 0 takes a free one (default: 8000)")

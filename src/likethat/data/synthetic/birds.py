@@ -65,7 +65,7 @@ class Layout:
 
 
 def anatomy(pose: Pose) -> Shapes:
-    """The outlines of a posed bird by name, facing right, in body lengths with y up."""
+    """Return the outlines of a posed bird by name, facing right, in body lengths with y up."""
     neck = rotate(np.array([0.37, 0.27 * pose.plump]), 0.7 * pose.posture)  # the head follows the back only partly
 
     def body(*points: tuple[float, float]) -> Points:
@@ -78,7 +78,7 @@ def anatomy(pose: Pose) -> Shapes:
 
 
 def trunk(body: Frame, head: Frame) -> Shapes:
-    """The silhouette and its colour patches, which reach beyond it and are clipped by it."""
+    """Return the silhouette and its colour patches, which reach beyond it and are clipped by it."""
     skull = head((0.15, -0.12), (0.205, -0.02), (0.175, 0.09), (0.06, 0.165), (-0.08, 0.15), (-0.185, 0.03))
     back = body((0.10, 0.27), (-0.12, 0.24), (-0.38, 0.12), (-0.56, 0.02), (-0.53, -0.06), (-0.36, -0.17))
     front = body((-0.12, -0.29), (0.12, -0.325), (0.33, -0.24), (0.46, -0.06))

@@ -86,7 +86,7 @@ SPLITS = ("train", "val", "test")
 
 
 def single_part_pairs(species: tuple[Species, ...]) -> list[dict[str, str]]:
-    """The pairs that differ in exactly one part, and that part."""
+    """Return the pairs that differ in exactly one part, and that part."""
     pairs = []
     for a, b in itertools.combinations(species, 2):
         different = [part for part in PARTS if a.parts[part] != b.parts[part]]
@@ -96,7 +96,7 @@ def single_part_pairs(species: tuple[Species, ...]) -> list[dict[str, str]]:
 
 
 def part_boxes(visible: dict[str, Array]) -> dict[str, list[int]]:
-    """The box [x0, y0, x1, y1] (x1 and y1 excluded) around the visible pixels of every part, and of the whole bird."""
+    """Return the box [x0, y0, x1, y1] (x1, y1 excluded) around the visible pixels of every part and the bird."""
     boxes = {}
     named = {part: mask for part, mask in visible.items() if part != "plumage"}
     for part, mask in {**named, "bird": np.sum(list(visible.values()), axis=0)}.items():

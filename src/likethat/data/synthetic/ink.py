@@ -27,7 +27,7 @@ class BirdCanvas:
 
 
 def planes(colour: Colour | Array) -> Array:
-    """A colour, or a picture, as three planes: plane by plane is several times faster than pixel by pixel."""
+    """Return a colour, or a picture, as three planes: plane by plane is several times faster than pixel by pixel."""
     array = np.asarray(colour, np.float32)
     return array[:, None, None] if array.ndim == 1 else array
 
@@ -48,7 +48,7 @@ def paint(canvas: BirdCanvas, alpha: Array, colour: Colour | Array, part: str | 
 
 
 def smooth(points: Points, closed: bool = True, steps: int = 8) -> Points:
-    """A Catmull-Rom curve through the points."""
+    """Return a Catmull-Rom curve through the points."""
     p = np.asarray(points, float)
     before, after = (p[-1:], p[:2]) if closed else (2 * p[:1] - p[1:2], 2 * p[-1:] - p[-2:-1])
     p = np.concatenate([before, p, after])
@@ -59,7 +59,7 @@ def smooth(points: Points, closed: bool = True, steps: int = 8) -> Points:
 
 
 def stroke(points: Points, start: float, end: float) -> Points:
-    """The outline of a line whose width goes from start to end."""
+    """Return the outline of a line whose width goes from start to end."""
     p = np.asarray(points, float)
     along = np.gradient(p, axis=0)
     across = np.stack([-along[:, 1], along[:, 0]], 1) / (np.hypot(*along.T)[:, None] + 1e-9)
@@ -68,13 +68,13 @@ def stroke(points: Points, start: float, end: float) -> Points:
 
 
 def rotate(points: Points, angle: float) -> Points:
-    """The points turned about the origin, from x towards y."""
+    """Return the points turned about the origin, from x towards y."""
     c, s = np.cos(angle), np.sin(angle)
     return np.asarray(points, float) @ np.array([[c, s], [-s, c]])
 
 
 def fill(size: int, *outlines: Points) -> Array:
-    """The mask (0 to 1) of the outlines, given in pixels."""
+    """Return the mask (0 to 1) of the outlines, given in pixels."""
     mask = np.zeros((size, size), np.float32)
     every = np.concatenate(outlines)
     x0, y0 = np.floor(every.min(0)).clip(0, size).astype(int).tolist()
@@ -89,7 +89,7 @@ def fill(size: int, *outlines: Points) -> Array:
 
 
 def blur(mask: Array, radius: float) -> Array:
-    """Down to cells of the radius and up again: smooth, in floating point, and fast."""
+    """Blur a mask by sampling it down to cells of the radius and up again: smooth, in floating point, and fast."""
     size = mask.shape[0]
     cells = min(size - 1, max(2, round(size / radius)))
     small = Image.fromarray(mask).resize((cells, cells), Image.Resampling.HAMMING)
@@ -97,7 +97,7 @@ def blur(mask: Array, radius: float) -> Array:
 
 
 def scallops(points: Points, count: int, depth: float) -> Points:
-    """A band of rounded feather tips along a row."""
+    """Return a band of rounded feather tips along a row."""
     line = smooth(points, False, steps=16)
     along = np.gradient(line, axis=0)
     across = np.stack([along[:, 1], -along[:, 0]], 1) / (np.hypot(*along.T)[:, None] + 1e-9)
@@ -107,6 +107,6 @@ def scallops(points: Points, count: int, depth: float) -> Points:
 
 
 def streaks(size: int, length: int, rng: np.random.Generator) -> Array:
-    """Noise of about unit variance, drawn out along x: feather barbs, the grain of bark."""
+    """Draw noise of about unit variance, drawn out along x: feather barbs, the grain of bark."""
     noise = Image.fromarray(rng.standard_normal((size, size // length + 1), np.float32))
     return np.asarray(noise.resize((size, size), Image.Resampling.BICUBIC), np.float32)

@@ -52,7 +52,7 @@ class Scene:
 
 
 def sample_scene(rng: np.random.Generator) -> Scene:
-    """A pose, a place and a light at random."""
+    """Draw a pose, a place and a light at random."""
     backdrop = str(rng.choice(BACKDROPS))
     grounded = backdrop in ("snow", "sand") and rng.random() < 0.7
     pose = Pose(
@@ -82,7 +82,7 @@ def sample_scene(rng: np.random.Generator) -> Scene:
 
 
 def draw_picture(colours: Mapping[str, Colour], scene: Scene, size: int) -> BirdCanvas:
-    """The finished picture of a bird of these part colours, with the masks of its visible parts."""
+    """Draw a bird of these part colours; return the picture and the masks of its visible parts."""
     rng = np.random.default_rng(scene.seed)
     layout = lay_out(scene.pose, size)
     feet = (layout.shapes["near foot"][0][0] + layout.shapes["far foot"][0][0]) / 2
@@ -105,7 +105,7 @@ def relight(rgb: Array, scene: Scene, rng: np.random.Generator) -> Array:
 
 
 def draw_distance(backdrop: str, size: int, rng: np.random.Generator) -> Array:
-    """The far background, out of focus."""
+    """Draw the far background, out of focus."""
     n = 72  # it is blurred, so few pixels do
     top, bottom = (np.array(c) + rng.normal(0, 9) + rng.normal(0, 3, 3) for c in DISTANCE[backdrop])
     ramp = np.linspace(0, 1, n)[:, None, None]

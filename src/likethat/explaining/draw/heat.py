@@ -15,8 +15,8 @@ LEAST_OPAQUE, MOST_OPAQUE = 0.30, 0.80  # how much of the picture the coldest an
 
 @cache
 def colour_table(name: str = "ember") -> np.ndarray:
-    """256 RGB colours from cold to hot. 'ember' gets lighter in equal steps of perceived lightness; 'jet' is the
-    rainbow of the paper's figures, which does not."""
+    """Return 256 RGB colours from cold to hot. 'ember' gets lighter in equal steps of perceived lightness; 'jet' is
+    the rainbow of the paper's figures, which does not."""
     t_n = np.linspace(0, 1, 256)
     if name == "jet":
         rgb_n3 = np.clip(1.5 - np.abs(4 * t_n[:, None] - np.array([3, 2, 1])), 0, 1)
@@ -29,7 +29,7 @@ def colour_table(name: str = "ember") -> np.ndarray:
 
 
 def _oklab_to_srgb(lab_n3: np.ndarray) -> np.ndarray:
-    """Björn Ottosson's OKLab, in which equal steps look equal."""
+    """Convert from Björn Ottosson's OKLab, in which equal steps look equal."""
     cone_n3 = lab_n3 @ np.array(
         [[1, 1, 1], [0.3963377774, -0.1055613458, -0.0894841775], [0.2158037573, -0.0638541728, -1.2914855480]]
     )
@@ -45,7 +45,7 @@ def _oklab_to_srgb(lab_n3: np.ndarray) -> np.ndarray:
 
 
 def heat_layer(map_HW: Tensor, size_wh: tuple[int, int], colours: str = "ember") -> Image.Image:
-    """The map, upsampled and stretched from its least to its greatest value, as an RGBA layer for a picture."""
+    """Return the map, upsampled and stretched from its least to its greatest value, as an RGBA layer for a picture."""
     width, height = size_wh
     heat_HW = upsample(map_HW[None].float(), (height, width))[0].numpy()
     low, high = float(map_HW.min()), float(map_HW.max())
@@ -56,6 +56,6 @@ def heat_layer(map_HW: Tensor, size_wh: tuple[int, int], colours: str = "ember")
 
 
 def overlay(picture: Image.Image, map_HW: Tensor, colours: str = "ember") -> Image.Image:
-    """The picture under its heat map. Its own colours are subdued, so that they do not read as heat."""
+    """Lay the heat map over the picture. The picture's colours are subdued, so that they do not read as heat."""
     grey = Image.blend(picture, picture.convert("L").convert("RGB"), 0.7).convert("RGBA")
     return Image.alpha_composite(grey, heat_layer(map_HW, picture.size, colours)).convert("RGB")

@@ -35,7 +35,7 @@ def _environment(packages: tuple[str, ...]) -> Environment:
 
 
 def write_page(path: Path, template: str, packages: Sequence[str] = (), **context: Any) -> Path:
-    """Fills a template of one of these packages, or of this one, which has the pieces that all pages share."""
+    """Fill a template of one of these packages, or of this one, which has the pieces that all pages share."""
     html = render_page(template, packages, **context)
     with atomic_path(path) as temporary:
         temporary.write_bytes(html)
@@ -49,10 +49,10 @@ def render_page(template: str, packages: Sequence[str] = (), **context: Any) -> 
 
 
 def write_explanations(out: Path, explanations: Sequence[ScoredPicture], colours: str = "ember") -> Path:
-    """One page with every explained picture, all inside the one file."""
+    """Write one page with every explained picture, all inside the one file."""
     return write_page(out, "explanations.html", explanations=explanations, pictures=Pictures(True, colours))
 
 
 def render_explanation(explanation: ScoredPicture) -> bytes:
-    """The page of one explained picture."""
+    """Render the page of one explained picture."""
     return render_page("explanations.html", explanations=[explanation], pictures=Pictures(True))

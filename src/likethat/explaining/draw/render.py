@@ -14,7 +14,7 @@ LIGHT, DARK = (255, 214, 10), (20, 20, 20)
 
 
 def read_picture(run: Path, name: str) -> Image.Image:
-    """A prototype's picture in the run folder; Pillow decodes it when its pixels are first used."""
+    """Open a prototype's picture in the run folder; Pillow decodes it when its pixels are first used."""
     try:
         return Image.open(io.BytesIO((run / name).read_bytes()))
     except OSError as error:
@@ -22,12 +22,12 @@ def read_picture(run: Path, name: str) -> Image.Image:
 
 
 def seen_part(image: Image.Image, view: View) -> Image.Image:
-    """The part of the upright picture that the network saw, before it was squeezed into the input's shape."""
+    """Return the part of the upright picture that the network saw, before it was squeezed into the input's shape."""
     return image.crop(view.crop)
 
 
 def shrink(image: Image.Image, longest: int) -> Image.Image:
-    """At most `longest` pixels on the longer side; never enlarged."""
+    """Shrink the picture to at most `longest` pixels on the longer side; never enlarge it."""
     scale = longest / max(image.size)
     if scale >= 1:
         return image
@@ -36,24 +36,24 @@ def shrink(image: Image.Image, longest: int) -> Image.Image:
 
 
 def fit(image: Image.Image, side: int) -> Image.Image:
-    """Scaled, up or down, so that the longer side has `side` pixels."""
+    """Scale the picture, up or down, so that the longer side has `side` pixels."""
     scale = side / max(image.size)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)
 
 
 def scaled(box: Box, width: float, height: float) -> Box:
-    """A box in shares of a picture, in pixels of one of this size."""
+    """Convert a box in shares of a picture to pixels of one of this size."""
     return box[0] * width, box[1] * height, box[2] * width, box[3] * height
 
 
 def in_shares(box: Box, width: float, height: float) -> Box:
-    """The other way: a box in pixels of a picture of this size, in shares of it."""
+    """Convert a box in pixels of a picture of this size to shares of it."""
     return box[0] / width, box[1] / height, box[2] / width, box[3] / height
 
 
 def draw_box(image: Image.Image, box: Box, line: int = 2) -> Image.Image:
-    """A copy with the box's outline: light inside dark, to be seen on any ground."""
+    """Return a copy with the box's outline: light inside dark, to be seen on any ground."""
     image = image.copy()
     x0, y0 = max(0, round(box[0])), max(0, round(box[1]))
     x1, y1 = min(image.width, round(box[2])) - 1, min(image.height, round(box[3])) - 1

@@ -38,7 +38,7 @@ class SheetCanvas:
         self.draw.text(place, text, colour, _font_for(text, size), anchor, stroke_width=0.3 * SCALE if bold else 0)
 
     def picture(self, x: float, y: float, picture: Image.Image, side: int = PICTURE) -> None:
-        """Centred in a square."""
+        """Paste the picture into the centre of a square."""
         left = x * SCALE + (side * SCALE - picture.width) // 2
         top = y * SCALE + (side * SCALE - picture.height) // 2
         self.image.paste(picture, (round(left), round(top)))
@@ -49,7 +49,7 @@ class SheetCanvas:
 
 @cache
 def _font(size: int, plain: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's own font for plain English; it has no accents, so a wider one of the system for everything else."""
+    """Return Pillow's own font for plain English; it has no accents, so other text gets a wider font of the system."""
     for name in () if plain else ("DejaVuSans.ttf", "Arial Unicode.ttf", "segoeui.ttf"):
         with suppress(OSError):
             return ImageFont.truetype(name, size * SCALE)
@@ -61,7 +61,7 @@ def _font_for(text: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageF
 
 
 def one_line(text: str, width: float, size: int) -> str:
-    """Without line breaks and control characters, and cut with an ellipsis where it is too long."""
+    """Return the text without line breaks and control characters, cut with an ellipsis where it is too long."""
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     while text and _font_for(text, size).getlength(text) > width * SCALE:
         text = text[:-2].rstrip() + "…" if len(text) > 2 else ""
@@ -84,19 +84,19 @@ def draw_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Imag
 def _draw_head(canvas: SheetCanvas, explanation: ScoredPicture) -> None:
     side, x = 150, MARGIN + 150 + 28
     canvas.picture(MARGIN, 30, fit(explanation.picture, side * SCALE), side)
-    room, best = WIDTH - MARGIN - x, explanation.predicted
+    width, best = WIDTH - MARGIN - x, explanation.predicted
     canvas.text(x, 44, explanation.heading, 14, SOFT)
-    canvas.text(x, 64, one_line(best.name, room, 28), 28, bold=True)
+    canvas.text(x, 64, one_line(best.name, width, 28), 28, bold=True)
     bar, full = (x, 110), 260
     canvas.draw.rounded_rectangle([v * SCALE for v in (*bar, bar[0] + full, bar[1] + 8)], 4 * SCALE, LINE)
     filled = max(8.0, full * best.probability)
     canvas.draw.rounded_rectangle([v * SCALE for v in (*bar, bar[0] + filled, bar[1] + 8)], 4 * SCALE, ACCENT)
     canvas.text(x + full + 14, 114, f"{best.probability:.1%}", 15, anchor="lm")
     if explanation.path:
-        canvas.text(x, 134, one_line(explanation.path, room, 12), 12, SOFT)
+        canvas.text(x, 134, one_line(explanation.path, width, 12), 12, SOFT)
     others = ", ".join(f"{sheet.name} {sheet.probability:.1%}" for sheet in explanation.classes[1:])
     if others:
-        canvas.text(x, 154, one_line(f"then {others}", room, 12), 12, SOFT)
+        canvas.text(x, 154, one_line(f"then {others}", width, 12), 12, SOFT)
     if explanation.verdict:
         colour = DOUBT if explanation.verdict.abstains else INK
         canvas.text(x, 176, one_line(explanation.verdict.sentence(), room, 12), 12, colour)
@@ -111,8 +111,8 @@ def _height(sheet: Sheet) -> int:
 
 def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, colours: str) -> None:
     canvas.line(canvas.y)
-    room = WIDTH - 2 * MARGIN
-    title = one_line(f"Evidence for {sheet.name}", room - 180, 18)
+    width = WIDTH - 2 * MARGIN
+    title = one_line(f"Evidence for {sheet.name}", width - 180, 18)
     canvas.text(MARGIN, canvas.y + 18, title, 18, bold=True)
     canvas.text(WIDTH - MARGIN, canvas.y + 22, f"probability {sheet.probability:.1%}", 13, SOFT, anchor="ra")
     for number, name in enumerate((*COLUMNS, TITLES[explanation.attribution])):
@@ -130,7 +130,7 @@ def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, c
         canvas.text(WIDTH - MARGIN, canvas.y + 2, f"{rest:+.2f}", 15, SOFT, anchor="ra")
         canvas.y += 26
     canvas.line(canvas.y + 2)
-    canvas.text(MARGIN, canvas.y + 14, one_line(f"Total points for {sheet.name}", room - 120, 15), 15, bold=True)
+    canvas.text(MARGIN, canvas.y + 14, one_line(f"Total points for {sheet.name}", width - 120, 15), 15, bold=True)
     canvas.text(WIDTH - MARGIN, canvas.y + 14, f"{sheet.logit:.2f}", 15, ACCENT, anchor="ra", bold=True)
 
 
@@ -149,7 +149,7 @@ def _draw_row(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, row
 
 
 def _number_columns(*texts: str) -> list[tuple[float, str]]:
-    """Right edges of the columns of the sum."""
+    """Return the texts with the right edges of their columns in the sum."""
     right = WIDTH - MARGIN
     return list(zip((right - 250, right - 215, right - 120, right - 85, right), texts, strict=True))
 

@@ -32,7 +32,7 @@ export async function api({ main, run, signal }) {
   const schemas = Object.entries(document_.components?.schemas ?? {});
   main.replaceChildren(make("div", { class: "docs" },
     make("h1", {}, "API"),
-    make("p", { class: "soft" }, document_.info.description, " The same as ", make("a", { href: "/openapi.json", target: "_blank" }, "OpenAPI document"), "."),
+    make("p", { class: "soft" }, document_.info.description, " This page shows the ", make("a", { href: "/openapi.json", target: "_blank" }, "OpenAPI document"), "."),
     make("pre", { tabindex: 0 }, `curl -F file=@picture.jpg ${location.origin}/api/explain`),
     ...Object.entries(document_.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, told]) => operation(path, method, told))),
     make("section", {}, make("h2", {}, "Types"), ...schemas.map(([name, { properties = {}, required = [] }]) =>

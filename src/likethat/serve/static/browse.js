@@ -77,7 +77,7 @@ export async function browse(page) {
     say(`${shown.length} prototypes`);
     const key = SORTS[sort.value][1];
     if (!shown.length) {
-      list.replaceChildren(make("div", { class: "calm" }, make("p", {}, "No prototype is like that."), make("button", { class: "button", onclick: reset }, "Show all")));
+      list.replaceChildren(make("div", { class: "calm" }, make("p", {}, "No prototype matches."), make("button", { class: "button", onclick: reset }, "Show all")));
     } else if (key) {
       list.replaceChildren(make("div", { class: "cards-grid" }, ...shown.sort((a, b) => key(a) - key(b) || a.id - b.id).map((entry) => card(entry, true))));
     } else {

@@ -34,11 +34,11 @@ function invitation(page, state) {
   } }, state.state === "failed" ? "Try again" : "Start correcting");
   return make("div", { class: "welcome" },
     make("h1", {}, "Correct what the model looks at"),
-    make("p", { class: "soft" }, "A prototype that shows background, a ruler or a text mark can be banned, duplicates merged, a prototype named, or another patch of its class put in its place. ",
-      "The last layer is solved again at once, and you see what that does to accuracy and to your picture. The run itself is never changed: what you make is saved as a new run."),
+    make("p", { class: "soft" }, "You can ban a prototype that shows background, a ruler or a text mark. You can merge duplicates, name a prototype, or put another patch of its class in its place. ",
+      "The last layer is solved again at once, and you see what that does to accuracy and to your picture. The run itself is never changed: your corrections are saved as a new run."),
     state.state === "failed" ? make("div", { class: "problem", role: "alert" }, make("strong", {}, "The images cannot be opened. "), state.problem) : "",
     make("div", { class: "start" }, start),
-    make("p", { class: "soft small" }, "All training and validation pictures are looked at once first."));
+    make("p", { class: "soft small" }, "All training and validation pictures are read once before you can start."));
 }
 
 function opening({ task, done, total }) {
@@ -184,7 +184,7 @@ class Corrections {
   /** What the corrections change for the picture that was asked about last. */
   async drawEffect() {
     if (!this.picture) {
-      this.effect.replaceChildren(make("h2", {}, "Your picture"), make("p", { class: "soft" }, make("a", { href: "/" }, "Ask about a picture"), ", and what your corrections change for it is shown here."));
+      this.effect.replaceChildren(make("h2", {}, "Your picture"), make("p", { class: "soft" }, make("a", { href: "/" }, "Ask about a picture"), " to see here what your corrections change for it."));
       return;
     }
     let effect;
@@ -214,7 +214,7 @@ class Corrections {
       make("div", { class: "soft small" }, [edit.who, new Date(edit.when).toLocaleString(), `validation ${percent(edit.before.accuracy)} → ${percent(edit.after.accuracy)}`].filter(Boolean).join(" · ")));
     const lines = [...earlier.map((edit) => line(edit, "earlier")), ...history.map((edit) => line(edit, "")), ...undone.map((edit) => line(edit, "undone"))];
     this.history.replaceChildren(make("h2", {}, "History"),
-      lines.length ? make("ol", {}, ...lines.reverse()) : make("p", { class: "soft" }, "Nothing was corrected yet. Every correction is kept here with who, when and why, and goes into ", make("code", {}, "edits.jsonl"), " of the saved run."),
+      lines.length ? make("ol", {}, ...lines.reverse()) : make("p", { class: "soft" }, "Nothing has been corrected yet. Every correction will be listed here with who, when and why, and is written into ", make("code", {}, "edits.jsonl"), " of the saved run."),
       saved.length ? make("p", { class: "soft" }, "Saved: ", saved.map(({ path }) => path).join(", ")) : "");
   }
 }

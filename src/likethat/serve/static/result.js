@@ -86,7 +86,7 @@ class View {
     const abstains = answer.verdict?.abstains;
     this.head.replaceChildren(
       make("div", {},
-        make("p", { class: "soft" }, abstains ? "The least unlike class is" : "This picture looks like"),
+        make("p", { class: "soft" }, abstains ? "The nearest class is" : "This picture looks like"),
         make("h1", { class: abstains ? "unsure" : "" }, pretty(best.name), make("span", { class: "sure" }, percent(best.probability)))),
       make("div", { class: "downloads" }, make("span", { class: "soft small" }, "Download"),
         ...["png", "html", "json"].map((kind) => make("a", { class: "button", href: files(kind), download: true }, kind.toUpperCase())),

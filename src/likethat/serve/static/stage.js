@@ -3,7 +3,7 @@ import { make } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
-function shape(tag, attributes) {
+function svgElement(tag, attributes) {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   return node;
@@ -11,11 +11,11 @@ function shape(tag, attributes) {
 
 /** Dims all but the box, which is in shares of the picture. */
 export function lit([x0, y0, x1, y1]) {
-  const svg = shape("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", class: "lit", "aria-hidden": "true" });
+  const svg = svgElement("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", class: "lit", "aria-hidden": "true" });
   svg.append(
-    shape("path", { class: "dim", "fill-rule": "evenodd", d: `M0 0H1V1H0ZM${x0} ${y0}H${x1}V${y1}H${x0}Z` }),
-    shape("rect", { class: "box-dark", x: x0, y: y0, width: x1 - x0, height: y1 - y0 }),
-    shape("rect", { class: "box-light", x: x0, y: y0, width: x1 - x0, height: y1 - y0 }));
+    svgElement("path", { class: "dim", "fill-rule": "evenodd", d: `M0 0H1V1H0ZM${x0} ${y0}H${x1}V${y1}H${x0}Z` }),
+    svgElement("rect", { class: "box-dark", x: x0, y: y0, width: x1 - x0, height: y1 - y0 }),
+    svgElement("rect", { class: "box-light", x: x0, y: y0, width: x1 - x0, height: y1 - y0 }));
   return svg;
 }
 
@@ -44,10 +44,10 @@ export class Stage {
   constructor(src, [width, height], alt, tall) {
     this.image = make("img", { src, alt, width, height });
     this.node = make("div", { class: "stage" }, this.image);
-    this.shape(width, height, tall);
+    this.resize(width, height, tall);
   }
 
-  shape(width, height, tall = this.tall) {
+  resize(width, height, tall = this.tall) {
     this.tall = tall;
     this.node.style.aspectRatio = `${width} / ${height}`;
     this.node.style.maxWidth = `calc(${tall} * ${width / height})`;
@@ -56,7 +56,7 @@ export class Stage {
   picture(src, [width, height], alt) {
     if (this.image.getAttribute("src") !== src) this.image.src = src;
     this.image.alt = alt;
-    this.shape(width, height);
+    this.resize(width, height);
   }
 
   clear() {

@@ -66,7 +66,7 @@ class Editor:
         self.close()
 
     def close(self) -> None:
-        """Removes the pictures of prototypes that were not saved."""
+        """Remove the pictures of prototypes that were not saved."""
         self._workshop.scratch.cleanup()
 
     @property
@@ -75,7 +75,7 @@ class Editor:
 
     @property
     def scratch(self) -> Path:
-        """Where the pictures of new prototypes lie until they are saved."""
+        """Return the folder of new prototypes' pictures until they are saved."""
         return Path(self._workshop.scratch.name)
 
     @property
@@ -84,7 +84,7 @@ class Editor:
 
     @property
     def start(self) -> State:
-        """The run as it was opened."""
+        """Return the state of the run as it was opened."""
         return self._states[0]
 
     @property
@@ -93,30 +93,30 @@ class Editor:
 
     @property
     def history(self) -> list[Edit]:
-        """The edits in force, oldest first."""
+        """Return the edits in force, oldest first."""
         return [state.edit for state in self._states[: self._position + 1] if state.edit]
 
     @property
     def undone(self) -> list[Edit]:
-        """What `redo` brings back, next first."""
+        """Return the edits that `redo` brings back, next first."""
         return [state.edit for state in self._states[self._position + 1 :] if state.edit]
 
     @property
     def classifier(self) -> Classifier:
-        """The model as it is now, to predict and explain with; its prototypes have the numbers of the opened run."""
+        """Return the model as it is now, to predict and explain with; prototypes keep the opened run's numbers."""
         if self._position not in self._classifiers:
             self._classifiers[self._position] = self._workshop.classifier(self.state)
         return self._classifiers[self._position]
 
     def ban(self, prototypes: int | Sequence[int], *, why: str = "", who: str | None = None) -> Edit:
-        """Takes prototypes out of the model."""
+        """Take prototypes out of the model."""
         numbers = [prototypes] if isinstance(prototypes, int) else list(dict.fromkeys(prototypes))
         if not numbers:
             raise UserError("Banning takes a prototype or more; name at least one.")
         return self._remove(BAN, numbers, numbers, why, who)
 
     def merge(self, prototypes: Sequence[int], *, why: str = "", who: str | None = None) -> Edit:
-        """Of prototypes of one class that mean the same, the first one stays, with the first name of them all."""
+        """Merge prototypes of one class that mean the same: the first one stays, with the first name of them all."""
         numbers = list(dict.fromkeys(prototypes))
         if len(numbers) < 2:
             raise UserError("Merging takes two prototypes or more; name at least two different ones.")
@@ -129,7 +129,7 @@ class Editor:
         return self._remove(MERGE, numbers, numbers[1:], why, who, name=name)
 
     def name(self, prototype: int, text: str, *, why: str = "", who: str | None = None) -> Edit:
-        """What pages, pictures and JSON documents call the prototype; an empty text takes its name away."""
+        """Name the prototype on pages, on pictures and in JSON documents; an empty text takes its name away."""
         name = clean(text, MOST_LETTERS, "a name") or None
         self._column(prototype)  # tells of a number that there is none of
         # No number of the model changes.
@@ -137,8 +137,8 @@ class Editor:
         return self._enter(state, NAME, [prototype], why, who, name=name)
 
     def candidates(self, prototype: int, count: int = CANDIDATES) -> tuple[Candidate, ...]:
-        """Other patches of the prototype's class, those first that set the class apart best. What was a prototype at
-        any time since the run was opened is not offered."""
+        """Return other patches of the prototype's class, those first that set the class apart best. Patches that were
+        prototypes at any time since the run was opened are not offered."""
         number = self.state.columns.index(self._column(prototype))
         taken = {column.patch for state in self._states for column in state.columns}
         return find_candidates(self.classifier.networks[0], number, self._workshop.latents["train"], taken, count)
@@ -156,7 +156,7 @@ class Editor:
         return shrink(seen_part(upright, view), SOURCE_SIDE), share
 
     def replace(self, prototype: int, candidate: Candidate, *, why: str = "", who: str | None = None) -> Edit:
-        """Another patch of the class takes the prototype's place and number; its name goes."""
+        """Put another patch of the class in the prototype's place, with its number but without its name."""
         old = self._column(prototype)
         if self.sample(candidate).label != old.prototype.label:
             raise UserError(f"The patch is of another class than prototype {prototype}; choose one of its candidates.")
@@ -169,18 +169,18 @@ class Editor:
         )
 
     def effect(self, picture: PreparedPicture, class_name: str | None = None) -> dict[str, Any]:
-        """What the edits in force change for one picture, see `edit_model.compare`."""
+        """Return what the edits in force change for one picture, see `effect_of_edits`."""
         return effect_of_edits(self.original, self.classifier, picture, class_name)
 
     def undo(self) -> Edit:
-        """Takes the last edit back, and returns it."""
+        """Take the last edit back, and return it."""
         if (edit := self.state.edit) is None:
             raise UserError("There is no edit to undo.")
         self._position -= 1
         return edit
 
     def redo(self) -> Edit:
-        """Brings the edit back that was undone last."""
+        """Bring back the edit that was undone last."""
         if not self.undone:
             raise UserError("There is no edit to redo.")
         self._position += 1
@@ -189,7 +189,7 @@ class Editor:
         return edit
 
     def save(self, out: str | Path, *, overwrite: bool = False, display: Display | None = None) -> dict[str, Any]:
-        """Writes the corrected model as a run of its own. Test images are judged here for the first time."""
+        """Write the corrected model as a run of its own. Test images are judged here for the first time."""
         out, run = Path(out), self.original.path
         if not self.history:
             raise UserError("Nothing was edited, so there is nothing to save; ban, merge, name or replace a prototype.")
@@ -208,7 +208,7 @@ class Editor:
         return {**line, "edits": [edit.to_dict() for edit in self.history], "test": evaluation.to_dict()}
 
     def _line(self) -> dict[str, Any]:
-        """What metrics.jsonl says about the edits."""
+        """Return the line of metrics.jsonl about the edits."""
         state, own_KP = self.state, self.classifier.networks[0].own_KP
         kinds = [edit.kind for edit in self.history]
         return {
@@ -224,7 +224,7 @@ class Editor:
         }
 
     def _column(self, number: int) -> Column:
-        """The prototype of that number, if it is in the model."""
+        """Return the prototype of that number, if it is in the model."""
         found = next((column for column in self.state.columns if column.prototype.id == number), None)
         if found is not None:
             return found
@@ -265,7 +265,7 @@ class Editor:
         name: str | None = None,
         new_patch: dict[str, Any] | None = None,
     ) -> Edit:
-        """Makes `state` the current one; what was undone can no longer be redone."""
+        """Make `state` the current one; undone edits can no longer be redone."""
         edit = Edit(
             kind=kind,
             prototypes=tuple(numbers),
@@ -282,7 +282,7 @@ class Editor:
         self._states[self._position + 1 :] = [replace(state, edit=edit)]
         self._position += 1
         self._classifiers = {
-            position: made for position, made in self._classifiers.items() if position < self._position
+            position: built for position, built in self._classifiers.items() if position < self._position
         }
         return edit
 
@@ -295,7 +295,7 @@ def _named(columns: Sequence[Column], number: int, name: str | None) -> tuple[Co
 
 
 def check_out(run: Path, out: Path, *, overwrite: bool) -> None:
-    """The run that is edited stays as it is, and so does what is no run."""
+    """Refuse to write over the run that is edited, or over what is no run."""
     new, old = out.resolve(), run.resolve()
     if new.is_relative_to(old) or old.is_relative_to(new):
         raise UserError(f"Writing {out} would change {run}, which stays as it is; choose another --out.")
@@ -305,5 +305,5 @@ def check_out(run: Path, out: Path, *, overwrite: bool) -> None:
 def open_editor(
     run: str | Path, data: str | None = None, device: str = "auto", display: Display | None = None
 ) -> Editor:
-    """An editor of a finished run. `data` is where its images lie, if not where they were at training."""
+    """Open an editor of a finished run. `data` is where its images lie, if not where they were at training."""
     return Editor(open_workshop(Path(run), data, device, display or Display(quiet=True)))

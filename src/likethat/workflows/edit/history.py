@@ -70,7 +70,7 @@ def now() -> str:
 
 
 def clean(text: str, most: int, what: str) -> str:
-    """One line without control characters, of bounded length."""
+    """Return the text as one line without control characters, of bounded length."""
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     if len(text) > most:
         raise UserError(f"The text for {what} has {len(text)} letters, and at most {most} are kept; shorten it.")

@@ -69,7 +69,7 @@ class Workshop:
     scratch: tempfile.TemporaryDirectory[str]  # for pictures of new prototypes
 
     def start(self) -> State:
-        """The run as it is."""
+        """Return the state of the run as it is."""
         network = self.original.networks[0]
         layer, prototypes = network.prototype_layer, self.original.prototypes
         scores = self._scores_by(layer)
@@ -89,7 +89,7 @@ class Workshop:
         return State(columns, weight_KP, self._measure(columns, weight_KP))
 
     def solve(self, columns: tuple[Column, ...]) -> State:
-        """With the last layer that is optimal for these prototypes, found from the scores alone."""
+        """Return the state with the last layer that is optimal for these prototypes, found from the scores alone."""
         settings, label_N = self.record.config.train, self.latents["views"].label_N
         source_P = torch.tensor([column.patch.image for column in columns], device=label_N.device)
         scores = CachedScores(
@@ -104,7 +104,7 @@ class Workshop:
         return State(columns, solution.weight_KP, self._measure(columns, solution.weight_KP), solution.kkt_residual)
 
     def cut(self, patch: Patch, old: Prototype) -> Column:
-        """A training patch as a prototype in the place of `old`, with its pictures in the scratch folder."""
+        """Cut a training patch as a prototype in the place of `old`, with its pictures in the scratch folder."""
         network, sample, classes = self.original.networks[0], self.dataset.train[patch.image], self.original.classes
         layer = network.prototype_layer
         z_1DHW = self.latents["train"].of_images(torch.tensor([patch.image]))
@@ -123,7 +123,7 @@ class Workshop:
         return {part: score_latents(layer, self.latents[part]) for part in ("views", "val")}
 
     def classifier(self, state: State) -> Classifier:
-        """Shares everything before the prototypes with the run's own."""
+        """Return a classifier that shares everything before the prototypes with the run's own."""
         network, columns = self.original.networks[0], state.columns
         layer = network.prototype_layer.with_prototypes(
             torch.stack([column.vector_D for column in columns]),
@@ -151,7 +151,7 @@ def _scores(columns: Sequence[Column], part: str) -> Tensor:
 
 
 def open_workshop(run: Path, data: str | None, device: str, display: Display) -> Workshop:
-    """Reads the run's images again, makes sure that they are the same, and keeps what edits need of them."""
+    """Read the run's images again, make sure that they are the same, and keep what edits need of them."""
     record = layout.read_record(run)
     if record.kind == layout.COMBINED:
         raise UserError(f"{run} is a combined run; edit the runs it was combined from, and combine them again.")
@@ -176,8 +176,8 @@ def open_workshop(run: Path, data: str | None, device: str, display: Display) ->
 def effect_of_edits(
     before: Classifier, after: Classifier, picture: PreparedPicture, class_name: str | None
 ) -> dict[str, Any]:
-    """One picture seen by two models that differ in their prototypes: logits and probabilities of all classes, and the
-    points that each prototype gives to one class (unless it is named, the one that `after` predicts), most changed
+    """Compare two models that differ in their prototypes on one picture: logits and probabilities of all classes, and
+    the points that each prototype gives to one class (unless it is named, the one that `after` predicts), most changed
     first."""
     x_13HW = to_unit(picture.pixels[0][None].to(before.device))
     z_1DHW = before.networks[0].latent(x_13HW)

@@ -34,8 +34,8 @@ class Study:
     options: Mapping[str, Any]
 
     def folder(self, full: bool, seed: int, backbone: str, kind: str) -> str:
-        """Of a run, relative to the study's; `kind` is the baseline or a preset. That of a combined one names
-        its members, so that a study with more backbones makes another."""
+        """Return the folder of a run, relative to the study's; `kind` is the baseline or a preset. The folder of a
+        combined run names its members, so that a study with more backbones makes another."""
         backbone = "+".join(self.backbones) if backbone == COMBINED else backbone
         return f"{'full/' if full else ''}seed{seed}/{backbone}/{kind}"
 
@@ -50,7 +50,7 @@ class Task:
 
 
 def check_study(study: Study) -> None:
-    """Tells mistakes before the first run begins."""
+    """Report mistakes before the first run begins."""
     for words, what in ((study.backbones, "--backbones"), (study.presets, "--presets")):
         if not words or len(set(words)) < len(words):
             raise UserError(f"{what} takes one or more different names.")
@@ -69,7 +69,7 @@ def check_study(study: Study) -> None:
 
 
 def _check_run(study: Study, full: bool, seed: int, number: int, kind: str) -> None:
-    """A run that is there already must be of this study."""
+    """Check that a run that is there already is of this study."""
     asked = config.resolve(preset_of(kind), study.config_file, **run_options(study, full, seed, number, kind))
     run = study.out / study.folder(full, seed, study.backbones[number], kind)
     if (run / layout.CONFIG).is_file():
@@ -84,7 +84,7 @@ def preset_of(kind: str) -> str:
 
 
 def run_options(study: Study, full: bool, seed: int, number: int, kind: str) -> dict[str, Any]:
-    """Options of the baseline or a preset. What was asked of a stage is asked of the presets that have it."""
+    """Return the options of the baseline or a preset. Options of a stage go to the presets that have it."""
     backbone = study.backbones[number]
     own = config.resolve(preset_of(kind), backbone=backbone).train
     options = {
@@ -101,7 +101,7 @@ def run_options(study: Study, full: bool, seed: int, number: int, kind: str) -> 
 
 
 def make_tasks(study: Study) -> list[Task]:
-    """Every run of the study, one seed after the other, so that a table with all its rows is there early."""
+    """Return every run of the study, one seed after the other, so that a table with all its rows is there early."""
     tasks = []
     for seed in study.seeds:
         for full in study.views:
@@ -144,7 +144,7 @@ def _combinations(study: Study, full: bool, seed: int) -> list[Task]:
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
-    """The options as they are typed."""
+    """Return the options as they are typed."""
     words: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")

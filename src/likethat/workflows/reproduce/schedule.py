@@ -40,7 +40,7 @@ class Times:
     study: float = 0.0
 
     def end(self, name: str, when: float) -> None:
-        """Nothing where no process is known to have been at that run."""
+        """Note the end of a run, if a process is known to have been at it."""
         if name in self.started:
             self.runs[name] = self.runs.get(name, 0.0) + max(0.0, when - self.started.pop(name))
 
@@ -60,7 +60,7 @@ class Running:
 
 
 def log_of(out: Path, task: Task) -> Path:
-    """Beside the run folder, which belongs to the run."""
+    """Return the log file beside the run folder, which belongs to the run."""
     return out / f"{task.name}.log"
 
 
@@ -73,7 +73,7 @@ def run_tasks(
     stop: StopFlag,
     finished: Callable[[dict[str, str]], object],
 ) -> dict[str, str]:
-    """Runs what is not finished, `jobs` at a time. Gives a sentence for each run that failed.
+    """Run what is not finished, `jobs` at a time; return a sentence for each run that failed.
 
     `finished` is called with those so far whenever a run ends. A failure stops only what is made from that run.
     """
@@ -117,7 +117,7 @@ def run_tasks(
 
 
 def _start(task: Task, out: Path, jobs: int, times: Times, display: Display) -> Running | None:
-    """None while a process that an earlier command left behind still works there, or where it has finished."""
+    """Start the task; return None where it has finished, or a process of an earlier command still works on it."""
     run, path = out / task.name, log_of(out, task)
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.open("ab")
@@ -144,7 +144,7 @@ def _start(task: Task, out: Path, jobs: int, times: Times, display: Display) -> 
 
 
 def _lock(log: IO[bytes]) -> bool:
-    """The process writes through the same open file, so the lock lives as long as it does, whatever becomes of us."""
+    """Lock the log. The process writes through the same open file, so the lock lives as long as it does."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -157,7 +157,7 @@ def _lock(log: IO[bytes]) -> bool:
 
 
 def _last_sign(out: Path, task: Task) -> float:
-    """When a process that ended unobserved was last heard of."""
+    """Return when a process that ended unobserved was last heard of."""
     report, log = out / task.name / layout.REPORT, log_of(out, task)
     return (report if report.is_file() else log).stat().st_mtime
 
@@ -199,7 +199,7 @@ def _stop_all(running: Sequence[Running], times: Times, display: Display) -> Non
 
 @contextlib.contextmanager
 def _clock(times: Times, out: Path) -> Iterator[Callable[[], None]]:
-    """Adds the time between calls to the study's; saves now and then, so that a kill loses little."""
+    """Add the time between calls to the study's; save it now and then, so that a kill loses little."""
     last = saved = time.monotonic()
 
     def tick() -> None:

@@ -35,8 +35,8 @@ def reproduce(
     display: Display | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains the baseline and a ProtoPNet of each preset for every backbone and seed, prunes and combines
-    them, and gives the table of their figures. Called again, it goes on with what is missing.
+    """Train the baseline and a ProtoPNet of each preset for every backbone and seed, prune and combine them, and
+    return the table of their figures. Called again, go on with what is missing.
 
     `options` are those of training, for all runs; `full_images` adds whole pictures to the cropped ones.
     """
@@ -81,7 +81,7 @@ def reproduce(
 
 
 def _write_table(study: Study, failures: Mapping[str, str], times: Times) -> dict[str, Any]:
-    """Each file is replaced as a whole, so a reader always finds one that is complete in itself."""
+    """Replace each file as a whole, so that a reader always finds one that is complete in itself."""
     rows = gather(study, times)
     document = to_document(study, rows, failures, times)
     write_json(study.out / f"{TABLE}.json", document)

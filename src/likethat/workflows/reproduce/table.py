@@ -46,7 +46,7 @@ class StudyRow:
     figures: Mapping[str, Mapping[int, float]]
 
     def statistics(self, figure: str) -> dict[str, Any] | None:
-        """Mean and sample standard deviation over the seeds that are there; none of a single one."""
+        """Return mean and sample standard deviation over the seeds that are there; no deviation of a single one."""
         by_seed = self.figures.get(figure)
         if not by_seed:
             return None
@@ -57,7 +57,7 @@ class StudyRow:
 
 
 def gather(study: Study, times: Times) -> list[StudyRow]:
-    """A row for every model, with what its finished runs say."""
+    """Return a row for every model, with what its finished runs say."""
     rows = []
     for full in study.views:
         members = [(backbone, kind) for backbone in study.backbones for kind in (BASELINE, *study.presets)]
@@ -74,7 +74,7 @@ def gather(study: Study, times: Times) -> list[StudyRow]:
 
 
 def figures_of(out: Path, name: str, times: Times) -> dict[str, float]:
-    """What a run and its pruned copy tell of themselves; nothing while the run is not finished."""
+    """Return the figures of a run and its pruned copy; none while the run is not finished."""
     if not is_finished(out / name):
         return {}
     told = describe_run(out / name)
@@ -100,7 +100,7 @@ def figures_of(out: Path, name: str, times: Times) -> dict[str, float]:
 
 
 def to_document(study: Study, rows: Sequence[StudyRow], failures: Mapping[str, str], times: Times) -> dict[str, Any]:
-    """The table as data."""
+    """Return the table as data."""
     return {
         "data": str(Path(study.data).resolve()),
         "seeds": list(study.seeds),
@@ -131,7 +131,7 @@ def is_complete(study: Study, rows: Sequence[StudyRow]) -> bool:
 
 
 def to_markdown(study: Study, rows: Sequence[StudyRow], failures: Mapping[str, str], times: Times) -> str:
-    """Two tables for each kind of pictures: accuracies side by side, then what happened on the way to them."""
+    """Return two tables for each kind of pictures: accuracies side by side, then what happened on the way to them."""
     seeds = ", ".join(map(str, study.seeds))
     complete = is_complete(study, rows)
     spread = f"mean ± sample standard deviation over seeds {seeds}" if len(study.seeds) > 1 else f"seed {seeds}"
@@ -157,7 +157,7 @@ def to_markdown(study: Study, rows: Sequence[StudyRow], failures: Mapping[str, s
 
 
 def _accuracies(study: Study, rows: Sequence[StudyRow]) -> str:
-    """As in the paper: a column for each backbone, test accuracy of the finished model."""
+    """Return a table as in the paper: a column for each backbone, test accuracy of the finished model."""
     columns = list(dict.fromkeys(row.backbone for row in rows))
     by_place = {(row.backbone, row.kind): row for row in rows}
     lines = [("test accuracy", *columns)]
