@@ -25,7 +25,7 @@ from likethat.models.protopnet import create_protopnet
 from likethat.runs.atomic_files import save_tensors, with_prefix
 from likethat.training import choose, stages
 from likethat.training import project as project_module
-from likethat.training.batches import CellGrid, FreshViews
+from likethat.training.batches import FreshViews
 from likethat.training.choose import start_from_baseline
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.parallel import average_gradients, synchronise_norms
@@ -68,7 +68,7 @@ def train(state: RunState, stage: str, images: Images, config: Config) -> dict[s
     def costs_of(*shown: Tensor) -> dict[str, Tensor]:
         return batch_costs(state, stage, config, *shown)
 
-    source = FreshViews(images, config.augment, CellGrid.of(state.backbone), state.place_Nm2)
+    source = FreshViews(images, config.augment, state.backbone.cells, state.place_Nm2)
     take_step = wrap_step(gradient_step, average_gradients(module, costs_of), optimizer, source, print)
     found = {}
     for number, index_B in enumerate(BATCHES):
@@ -106,7 +106,7 @@ def work(file: Path) -> dict[str, Tensor]:
     found["exact/scale_KP"] = model.last_layer.weight.detach().clone()
     choose.MOST_BYTES, project_module.MOST_BYTES = whole
     state.projection, parts = start_from_baseline(model, baseline, images)
-    cells = CellGrid.of(model.backbone)
+    cells = model.backbone.cells
     state.place_Nm2 = cells.places(parts.place_Nm).masked_fill(~parts.shown_Nm[..., None], torch.nan)
     state.make_teacher()
     found |= with_prefix("exact/source", vars(state.projection))

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.config import AugmentConfig
+from likethat.data.cells import tiles
 from likethat.data.loaders import Images
-from likethat.training.batches import CellGrid, FreshViews, Shown
+from likethat.training.batches import FreshViews, Shown
 
 IMAGES, SIDE, CELLS = 32, 112, 7
 QUIET = AugmentConfig(jitter=0.0, erase=0.0, noise=0.0, cutmix=1.0)
@@ -36,7 +37,7 @@ def looked_at(value_BHW: Tensor, offset: float) -> Tensor:
 
 def shown_with(offset: float) -> Shown:
     images, place_N12 = with_bright_spots()
-    source = FreshViews(images, QUIET, CellGrid((CELLS, CELLS), (offset, offset)), place_N12)
+    source = FreshViews(images, QUIET, tiles((CELLS, CELLS), (offset, offset)), place_N12)
     return source.show(*source.gather(torch.arange(IMAGES), 3))
 
 
@@ -61,7 +62,7 @@ def test_cells_that_show_the_same_pixels_do(offset: float) -> None:
 
 
 def test_places_of_cells() -> None:
-    cells = CellGrid((2, 4), (0.0, 0.5))
+    cells = tiles((2, 4), (0.0, 0.5))
     x, y = cells.places(torch.tensor([[0, 5]])).unbind(-1)
     assert x.tolist() == [[-0.5, 0.0]]
     assert y.tolist() == [[-0.5, 0.5]]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from likethat.config import AugmentConfig
+from likethat.data.cells import tiles
 from likethat.data.loaders import Images
-from likethat.training.batches import CellGrid, FreshViews
+from likethat.training.batches import FreshViews
 from likethat.training.loop import gradient_step
 from likethat.training.losses import Costs
 from likethat.training.wrap_step import compiled, wrap_step
@@ -42,7 +43,7 @@ def two_stages(*, compile: bool) -> tuple[list[Tensor], list[Tensor]]:
         first.requires_grad_(not frozen)
         moving = [value for layer in (first, second) for value in layer.parameters() if value.requires_grad]
         optimizer = torch.optim.SGD(moving, lr=0.5)
-        source = FreshViews(make_images(), AugmentConfig(), CellGrid((4, 4)))
+        source = FreshViews(make_images(), AugmentConfig(), tiles((4, 4)))
         take_step = wrap_step(gradient_step, costs_of, optimizer, source, said.append, compile=compile)
         losses += [take_step(torch.arange(6) + 6 * number, number)["loss"] for number in range(2)]
         layers.append(first.weight.detach().clone())

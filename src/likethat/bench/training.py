@@ -12,7 +12,7 @@ from torch import Tensor
 from likethat.bench.measure import BenchFigure, Goal, compare_peaks, compare_times, in_turn, with_peak
 from likethat.bench.setting import Setting
 from likethat.data.loaders import Images
-from likethat.training.batches import CellGrid, FreshViews
+from likethat.training.batches import FreshViews
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.losses import Costs, baseline_costs, distillation_cost, target_logits
 from likethat.training.plan import set_mode
@@ -116,7 +116,7 @@ def _our_step(preset: str, backbone: str, setting: Setting, images: Images, tell
     def costs_of(*shown: Tensor) -> Costs:
         return batch_costs(state, "joint", config, *shown)
 
-    source = FreshViews(images, config.augment, CellGrid.of(model.backbone))
+    source = FreshViews(images, config.augment, model.backbone.cells)
     return wrap_step(gradient_step, costs_of, optimizer, source, tell, compile=setting.compile)
 
 
@@ -137,5 +137,5 @@ def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tel
             teacher_logits_BK = target_logits(teacher, x_B3HW, mirrors=config.augment.flip > 0)
         return {"loss": distillation_cost(logits_BK.float(), teacher_logits_BK)}
 
-    source = FreshViews(images, config.augment, CellGrid.of(model.backbone))
+    source = FreshViews(images, config.augment, model.backbone.cells)
     return wrap_step(gradient_step, costs_of, optimizer, source, tell, compile=setting.compile)

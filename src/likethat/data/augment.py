@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.config import AugmentConfig
+from likethat.data.cells import Cells, tiles
 from likethat.runtime import send
 
 GRID = 4  # control points of the elastic distortion along each side
@@ -48,12 +49,12 @@ def show(x_B3HW: Tensor, views: Views) -> Tensor:
 
     All warps are one sampling grid, so pixels are interpolated once. Corners are filled by reflection, not black.
     """
-    height, width = x_B3HW.shape[2:]
-    grid_BHW2 = _sampling_grid(views.warp_B33, views.bend_B2GG, height, width)
+    place = tiles((x_B3HW.shape[2], x_B3HW.shape[3])).coordinates(x_B3HW.device)
+    grid_BHW2 = _sampling_grid(views.warp_B33, views.bend_B2GG, *place)
     x_B3HW = F.grid_sample(x_B3HW, grid_BHW2, mode="bilinear", padding_mode="reflection", align_corners=False)
     x_B3HW = recolour(x_B3HW, views.factor_B3)
-    x_B3HW = x_B3HW.masked_fill(_inside(views.hole_B4, height, width), 0.5)
-    return torch.where(_inside(views.piece_B4, height, width), x_B3HW.roll(1, 0), x_B3HW)
+    x_B3HW = x_B3HW.masked_fill(_inside(views.hole_B4, *place)[:, None], 0.5)
+    return torch.where(_inside(views.piece_B4, *place)[:, None], x_B3HW.roll(1, 0), x_B3HW)
 
 
 def of_shown(value_B: Tensor, views: Views) -> Tensor:
@@ -68,26 +69,23 @@ def shown_shares(views: Views) -> Tensor:
     return torch.stack([1 - piece_B, piece_B], 1)
 
 
-def looked_at(views: Views, grid_hw: tuple[int, int], offset: tuple[float, float]) -> Tensor:
-    """Return where in its picture, from -1 to 1, each cell of a map of a view looks, pieces aside: B, H, W, 2 (x, y).
-
-    Cells look `offset` cells below and to the right of where they lie in the map.
-    """
-    return _sampling_grid(views.warp_B33, views.bend_B2GG, *grid_hw, offset)
+def looked_at(views: Views, cells: Cells) -> Tensor:
+    """Return where in its picture each cell of a view looks, pieces aside: B, H, W, 2 (x, y)."""
+    return _sampling_grid(views.warp_B33, views.bend_B2GG, *cells.coordinates(views.warp_B33.device))
 
 
-def in_piece(views: Views, grid_hw: tuple[int, int], offset: tuple[float, float]) -> Tensor:
-    """Return which cells of a map of a view look at the piece of another picture: B, H, W."""
-    return _inside(views.piece_B4, *grid_hw, offset)[:, 0]
+def in_piece(views: Views, cells: Cells) -> Tensor:
+    """Return which cells of a view look at the piece of another picture: B, H, W."""
+    return _inside(views.piece_B4, *cells.coordinates(views.piece_B4.device))
 
 
-def same_pixels(piece_B4: Tensor, grid_hw: tuple[int, int], offset: tuple[float, float], margin: float) -> Tensor:
-    """Return which cells show the same pixels in a view and in the one before it, of which it has a piece: B, H, W.
+def same_pixels(piece_B4: Tensor, cells: Cells, margin: float) -> Tensor:
+    """Return which cells look at the same pixels in a view and in the one before it, of which it has a piece: B, H, W.
 
     `margin` cells around them show the same pixels, too.
     """
-    y_HW, x_HW = _coordinates(*grid_hw, piece_B4.device, offset)
-    reach_y, reach_x = ((1 + 2 * margin) / cells for cells in grid_hw)
+    y_HW, x_HW = cells.coordinates(piece_B4.device)
+    reach_y, reach_x = (half + margin * step for half, step in zip(cells.half, cells.step, strict=True))
     y_B11, x_B11, half_y_B11, half_x_B11 = piece_B4[:, :, None, None].unbind(1)
     away_y_BHW, away_x_BHW = (y_HW - y_B11).abs(), (x_HW - x_B11).abs()
     inside_BHW = (away_y_BHW + reach_y <= half_y_B11) & (away_x_BHW + reach_x <= half_x_B11)
@@ -167,23 +165,11 @@ def _skew(batch: int, limit: float, generator: torch.Generator) -> Tensor:
     return torch.cat([solution_B8, torch.ones(batch, 1)], 1).view(batch, 3, 3)
 
 
-def _sampling_grid(
-    warp_B33: Tensor, bend_B2GG: Tensor, height: int, width: int, offset: tuple[float, float] = (0.0, 0.0)
-) -> Tensor:
-    """Where in the source each output pixel is read, in [-1, 1], as B, H, W, 2."""
-    y_HW, x_HW = _coordinates(height, width, warp_B33.device, offset)
+def _sampling_grid(warp_B33: Tensor, bend_B2GG: Tensor, y_HW: Tensor, x_HW: Tensor) -> Tensor:
+    """Return where in the source these places of a view are read, in [-1, 1], as B, H, W, 2."""
     warped_B3HW = torch.einsum("bij,jhw->bihw", warp_B33, torch.stack([x_HW, y_HW, torch.ones_like(x_HW)]))
-    bent_B2HW = F.interpolate(bend_B2GG, (height, width), mode="bicubic", align_corners=True)
+    bent_B2HW = F.interpolate(bend_B2GG, tuple(y_HW.shape), mode="bicubic", align_corners=True)
     return (warped_B3HW[:, :2] / warped_B3HW[:, 2:] + bent_B2HW).permute(0, 2, 3, 1)
-
-
-def _coordinates(
-    height: int, width: int, device: torch.device, offset: tuple[float, float] = (0.0, 0.0)
-) -> tuple[Tensor, Tensor]:
-    """y and x of every pixel's centre, in [-1, 1], moved down and to the right by `offset` pixels."""
-    y_H = (torch.arange(height, device=device) * 2 + (1 + 2 * offset[0])) / height - 1
-    x_W = (torch.arange(width, device=device) * 2 + (1 + 2 * offset[1])) / width - 1
-    return y_H[:, None].expand(height, width), x_W.expand(height, width)
 
 
 def recolour(x_B3HW: Tensor, factor_B3: Tensor) -> Tensor:
@@ -207,9 +193,7 @@ def _draw_rectangles(batch: int, chance: float, area: tuple[float, float], gener
     return torch.cat([centre_B2, half_B2], 1)
 
 
-def _inside(rectangle_B4: Tensor, height: int, width: int, offset: tuple[float, float] = (0.0, 0.0)) -> Tensor:
-    """True for the pixels of each picture's rectangle, as B, 1, H, W."""
-    y_HW, x_HW = _coordinates(height, width, rectangle_B4.device, offset)
+def _inside(rectangle_B4: Tensor, y_HW: Tensor, x_HW: Tensor) -> Tensor:
+    """Return which of these places lie in each picture's rectangle, as B, H, W."""
     y_B11, x_B11, half_y_B11, half_x_B11 = rectangle_B4[:, :, None, None].unbind(1)
-    inside_BHW = ((y_HW - y_B11).abs() < half_y_B11) & ((x_HW - x_B11).abs() < half_x_B11)
-    return inside_BHW[:, None]
+    return ((y_HW - y_B11).abs() < half_y_B11) & ((x_HW - x_B11).abs() < half_x_B11)

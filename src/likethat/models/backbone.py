@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from likethat.config import ModelConfig
+from likethat.data.cells import Cells, tiles
 from likethat.errors import UserError
 from likethat.models.fine_map import looking_offset, refine_map
 from likethat.windows import NO_WINDOWS, Windows
@@ -84,6 +85,11 @@ class Backbone(nn.Module):
             return 0.0, 0.0
         return _offset_of(self.name, self.input_size, self.fine_map)
 
+    @property
+    def cells(self) -> Cells:
+        """Where in a picture the cells of the map look."""
+        return tiles(self.map_size, _offset_of(self.name, self.input_size, self.fine_map))
+
     def to_map(self, feature: Tensor) -> Tensor:
         """Bring tokens (ViT) and channels-last maps (Swin) into BCHW."""
         if not isinstance(feature, Tensor) or feature.ndim not in (3, 4):
@@ -145,6 +151,11 @@ class WindowedBackbone(Backbone):
     def __init__(self, name: str, input_size: tuple[int, int], windows: Windows) -> None:
         super().__init__(name, (windows.size, windows.size))
         self.windows, self.input_size, self.map_size = windows, input_size, windows.grid(input_size)
+
+    @property
+    def cells(self) -> Cells:
+        """Where in a picture the cells of the map look."""
+        return Cells(self.map_size, self.input_size, self.windows.size, self.windows.stride)
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
         # Gradients need all windows in memory, and BatchNorm's statistics are those of all. Otherwise as many are

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from likethat.config import AugmentConfig
 from likethat.data.augment import Views, draw_views, in_piece, looked_at, of_shown, same_pixels, show, shown_shares
+from likethat.data.cells import Cells
 from likethat.data.loaders import Images, to_unit
 from likethat.distributed import own_shard, world_size
-from likethat.models.backbone import Backbone
 from likethat.runtime import send
 
 RADIUS = float(os.environ.get("LT_RADIUS", 24 / 112))  # of a part around its place, where a picture goes from -1 to 1
@@ -32,31 +32,12 @@ class Shown(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CellGrid:
-    """The cells of a map: how many, and how far below and to the right of their places they look."""
-
-    size_hw: tuple[int, int]
-    offset: tuple[float, float] = (0.0, 0.0)
-
-    @classmethod
-    def of(cls, backbone: Backbone) -> CellGrid:
-        return cls(backbone.map_size, backbone.offset)
-
-    def places(self, cell: Tensor) -> Tensor:
-        """Return where cells, numbered row by row, look in a picture that goes from -1 to 1: ... x 2 (x, y)."""
-        rows, columns = self.size_hw
-        y = (2 * (cell // columns) + 1 + 2 * self.offset[0]) / rows - 1
-        x = (2 * (cell % columns) + 1 + 2 * self.offset[1]) / columns - 1
-        return torch.stack([x, y], -1)
-
-
-@dataclass(frozen=True)
 class FreshViews:
     """Views of pictures, drawn anew in every step."""
 
     images: Images
     config: AugmentConfig
-    cells: CellGrid
+    cells: Cells
     place_Nm2: Tensor | None = None  # of the parts in each image, NaN where it does not show one
 
     @property
@@ -90,7 +71,7 @@ class FreshViews:
         if self.config.noise:
             level_B111 = self.config.noise * torch.rand(len(x_B3HW), 1, 1, 1, device=self.device)
             x_B3HW = x_B3HW + level_B111 * torch.randn_like(x_B3HW)
-        same_BHW = same_pixels(views.piece_B4, self.cells.size_hw, self.cells.offset, MARGIN)
+        same_BHW = same_pixels(views.piece_B4, self.cells, MARGIN)
         known = (of_shown(label_B, views), shown_shares(views), of_shown(image_B, views))
         shown = Shown(x_B3HW, *known, same_BHW, self._parts(place_Bm2, views))
         if world_size() == 1:
@@ -100,7 +81,6 @@ class FreshViews:
 
     def _parts(self, place_Bm2: Tensor, views: Views) -> Tensor:
         """Return which cells show each part of the image and of the one that a piece is of: B, V, m, H, W."""
-        grid = self.cells.size_hw, self.cells.offset
-        away_BmHW2 = (looked_at(views, *grid)[:, None] - place_Bm2[:, :, None, None]).abs()
-        near_BmHW, piece_B1HW = (away_BmHW2 <= RADIUS).all(-1), in_piece(views, *grid)[:, None]
+        away_BmHW2 = (looked_at(views, self.cells)[:, None] - place_Bm2[:, :, None, None]).abs()
+        near_BmHW, piece_B1HW = (away_BmHW2 <= RADIUS).all(-1), in_piece(views, self.cells)[:, None]
         return torch.stack([near_BmHW & ~piece_B1HW, near_BmHW.roll(1, 0) & piece_B1HW], 1)

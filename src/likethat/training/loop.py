@@ -22,7 +22,7 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores
 from likethat.runtime import seed_for
 from likethat.training import stages
-from likethat.training.batches import CellGrid, FreshViews, Shown
+from likethat.training.batches import FreshViews, Shown
 from likethat.training.course import Course
 from likethat.training.losses import (
     Costs,
@@ -126,7 +126,7 @@ def make_step(state: RunState, stage: str, course: Course) -> TakeStep:
     averaged = average_gradients(state.trained(stage), costs_of)
     augment = config.augment if stage == "joint" else replace(config.augment, cutmix=0.0)
     places_Nm2 = state.place_Nm2 if stage == "joint" else None
-    source = FreshViews(course.train, augment, CellGrid.of(state.backbone), places_Nm2)
+    source = FreshViews(course.train, augment, state.backbone.cells, places_Nm2)
     return wrap_step(gradient_step, averaged, optimizer, source, course.display.line, compile=config.train.compile)
 
 

@@ -17,7 +17,6 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import set_latent_width
 from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state
-from likethat.training.batches import CellGrid
 from likethat.training.choose import embed_sources, start_from_baseline
 from likethat.training.course import Course
 from likethat.training.last_layer import solve_last_layer
@@ -65,7 +64,7 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
     started = time.monotonic()
     with display.task("choosing prototypes") as advance:
         state.projection, parts = start_from_baseline(model, baseline, course.train, advance)
-    cells = CellGrid.of(model.backbone)
+    cells = model.backbone.cells
     state.place_Nm2 = cells.places(parts.place_Nm).masked_fill(~parts.shown_Nm[..., None], torch.nan)
     state.make_teacher()
     measured = measure(classify_images(model, val), val.label_N)

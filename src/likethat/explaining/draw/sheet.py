@@ -99,7 +99,7 @@ def _draw_head(canvas: SheetCanvas, explanation: ScoredPicture) -> None:
         canvas.text(x, 154, one_line(f"then {others}", width, 12), 12, SOFT)
     if explanation.verdict:
         colour = DOUBT if explanation.verdict.abstains else INK
-        canvas.text(x, 176, one_line(explanation.verdict.sentence(), room, 12), 12, colour)
+        canvas.text(x, 176, one_line(explanation.verdict.sentence(), width, 12), 12, colour)
     if explanation.sees_windows:
         canvas.text(x, 196, SEEN_ALONE, 12, SOFT)
 
