@@ -23,7 +23,7 @@ def cubic(size: int, cells: int) -> np.ndarray:
 
 
 def box_of(map_HW: np.ndarray, size: tuple[int, int], picture: Image.Image, model: dict) -> list[float]:
-    """The best window, or else around the most active pixels of the map, in pixels of the upright picture."""
+    """Return the best window, or else around the most active pixels of the map, in pixels of the upright picture."""
     if model["windows"]:
         stride, place = model["windows"][1], np.unravel_index(map_HW.argmax(), map_HW.shape)
         y, x = (range(p * stride, s - (n - 1 - p) * stride) for p, s, n in zip(place, size, map_HW.shape, strict=True))

@@ -28,7 +28,7 @@ class Windows:
         return math.prod(self.grid(size_hw)) * self.size**2 / math.prod(size_hw)
 
     def cover(self, size_hw: tuple[int, int]) -> bool:
-        """Whether every pixel of a picture of that size lies in a window, and every window in the picture."""
+        """Say whether every pixel of a picture of that size lies in a window, and every window in the picture."""
         fit = all(side >= self.size and (side - self.size) % self.stride == 0 for side in size_hw)
         return fit and (self.stride <= self.size or self.grid(size_hw) == (1, 1))
 

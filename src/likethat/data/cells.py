@@ -20,12 +20,12 @@ class Cells:
 
     @property
     def half(self) -> tuple[float, float]:
-        """Half the side of a cell."""
+        """Return half the side of a cell."""
         return self.extent / self.side[0], self.extent / self.side[1]
 
     @property
     def step(self) -> tuple[float, float]:
-        """How far apart neighbours are."""
+        """Return how far apart neighbours are."""
         return 2 * self.stride / self.side[0], 2 * self.stride / self.side[1]
 
     def coordinates(self, device: torch.device) -> tuple[Tensor, Tensor]:

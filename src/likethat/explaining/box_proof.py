@@ -32,7 +32,7 @@ def sample_prototypes(model: ProtoPNet, pictures: int) -> list[Tensor]:
 
 @torch.no_grad()
 def changes_by_outside(model: ProtoPNet, x_N3HW: Tensor, number: int, prototype_p: Tensor) -> Tensor:
-    """How much the similarity of each of these prototypes to its patch of one picture changes when everything outside
+    """Return how much the similarity of each of these prototypes to its patch of one picture changes when everything outside
     its box is replaced by pixels of the other pictures."""
     count = len(prototype_p)
     # As often as it will be changed: a batch of another shape may be rounded otherwise.
@@ -49,7 +49,7 @@ def changes_by_outside(model: ProtoPNet, x_N3HW: Tensor, number: int, prototype_
 
 
 def _similarities(model: ProtoPNet, x_p3HW: Tensor, prototype_p: Tensor) -> Tensor:
-    """The map of one prototype in each picture."""
+    """Return the map of one prototype in each picture."""
     output = model(x_p3HW)
     everyone_p = torch.arange(len(prototype_p), device=x_p3HW.device)
     return output.of_distance(output.distance_BPHW[everyone_p, prototype_p.to(x_p3HW.device)])

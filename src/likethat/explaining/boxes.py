@@ -47,8 +47,8 @@ def check_percentile(percentile: float) -> None:
 def match_boxes(
     model: ProtoPNet, similarity_PHW: Tensor, map_PHW: Tensor | None = None, percentile: float = PERCENTILE
 ) -> list[Box]:
-    """Where prototypes are found in a picture, in pixels of what the network sees: all that the most similar patch has
-    seen, where that is a window of the picture; else the paper's box, of `map_PHW` where another map is asked for."""
+    """Return where prototypes are found in a picture, in pixels of what the network sees: all that the most similar
+    patch has seen, where that is a window; else the paper's box, of `map_PHW` where another map is asked for."""
     check_percentile(percentile)
     if model.backbone.windows is not None:
         return _as_boxes(window_boxes(model, similarity_PHW))
@@ -104,8 +104,8 @@ def _span(reached_Pn: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def patch_box(model: ProtoPNet, row: int, column: int) -> Box:
-    """The rectangle of the picture that a patch at this place of the latent map stands for, in pixels of what the
-    network sees."""
+    """Return the rectangle of the picture that a patch at this place of the latent map stands for, in pixels of what
+    the network sees."""
     if model.backbone.windows is not None:
         x0, y0, x1, y1 = _window_box(model, row, column)
         return float(x0), float(y0), float(x1), float(y1)
@@ -128,8 +128,8 @@ def _window_box(model: ProtoPNet, row: Place, column: Place) -> tuple[Place, Pla
 
 
 def whole_map(backbone: Backbone, map_PHW: Tensor) -> Tensor:
-    """The map as it lies in the picture: where its cells look; or, of the windows over a place, the one
-    with the largest value."""
+    """Return the map as it lies in the picture: where its cells look; or, of the windows over a place, the one with the
+    largest value."""
     if backbone.windows is not None:
         return _best_window(backbone, backbone.windows, map_PHW)
     if backbone.offset == (0.0, 0.0):
@@ -143,7 +143,7 @@ def whole_map(backbone: Backbone, map_PHW: Tensor) -> Tensor:
 
 
 def _best_window(backbone: Backbone, windows: Windows, map_PHW: Tensor) -> Tensor:
-    """The largest value of the windows over each place."""
+    """Return the largest value of the windows over each place."""
     for axis, side in zip((1, 2), backbone.input_size, strict=True):
         cells = map_PHW.shape[axis]
         extent = side - (cells - 1) * windows.stride  # of a patch, which may have several windows

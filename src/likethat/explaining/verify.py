@@ -85,7 +85,7 @@ def verify(classifier: Classifier, roots: Sequence[Path], advance: Advance | Non
 def prove_boxes(
     model: ProtoPNet, sources: Sequence[Prototype], own: Sequence[Prototype], root: Path
 ) -> tuple[BoxProof, list[Failure]]:
-    """Replaces everything outside the boxes of some of the network's `own` prototypes, in the training pictures of
+    """Replace everything outside the boxes of some of the network's `own` prototypes, in the training pictures of
     `sources`, by other pictures: similarities must not change."""
     device = next(model.parameters()).device
     pictures = [
@@ -109,7 +109,7 @@ def prove_boxes(
 
 
 def _read(root: Path, source: Prototype, size_hw: tuple[int, int]) -> Tensor | str:
-    """What the network saw of a prototype's training picture, or why it cannot be known."""
+    """Return what the network saw of a prototype's training picture, or why it cannot be known."""
     try:
         data = (root / source.path).read_bytes()
         if hashlib.sha256(data).hexdigest() != source.sha256:

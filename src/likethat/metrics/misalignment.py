@@ -98,7 +98,7 @@ def free_pixels(box_B4: Tensor, size_hw: tuple[int, int], *, rim: bool) -> Tenso
 
 
 def active_pixels(map_BHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """True at the pixels where the upsampled (bilinear) map is above its quantile, the linear one."""
+    """Return where, True at the pixels where the upsampled (bilinear) map is above its quantile, the linear one."""
     pixel_Bn = F.interpolate(map_BHW[:, None], size_hw, mode="bilinear", align_corners=False).flatten(1)
     place = QUANTILE * (pixel_Bn.shape[1] - 1)
     top_Bk = pixel_Bn.topk(pixel_Bn.shape[1] - floor(place), dim=1).values
@@ -107,14 +107,14 @@ def active_pixels(map_BHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
 
 
 def location_change(before_BHW: Tensor, after_BHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """0 where neither map has an active region."""
+    """Return one less the overlap of the active regions; 0 where neither map has an active region."""
     before_Bn, after_Bn = active_pixels(before_BHW, size_hw), active_pixels(after_BHW, size_hw)
     either_B = (before_Bn | after_Bn).sum(1)
     return torch.where(either_B > 0, 1 - (before_Bn & after_Bn).sum(1) / either_B.clamp(min=1), 0.0)
 
 
 def others_above(score_BP: Tensor, prototype_B: Tensor, class_P: Tensor, label_B: Tensor) -> Tensor:
-    """How many prototypes of other classes than the picture's are more similar to it than this one."""
+    """Count the prototypes of other classes than the picture's that are more similar to it than this one."""
     own_B1 = score_BP.gather(1, prototype_B[:, None])
     return ((score_BP > own_B1) & (class_P != label_B[:, None])).sum(1)
 
@@ -145,7 +145,7 @@ def changes(batch: Batch, after: Reading, prototype_B: Tensor) -> Changes:
 
 
 def attacked_pictures(batch: Batch, prototype_B: Tensor, strength: Strength) -> tuple[list[Tensor], list[Tensor]]:
-    """The pictures after the random start and after the attack; only the network that has the prototype sees them
+    """Return the pictures after the random start and after the attack; only the network that has the prototype sees them
     changed."""
     networks = batch.subject.classifier.networks
     box_B4 = batch.clean.boxes(torch.arange(len(batch), device=batch.device), prototype_B)

@@ -58,7 +58,7 @@ class Reading:
 
 
 def peaks_in(network: ProtoPNet, map_SHW: Tensor) -> Tensor:
-    """The most active pixels; the middle of the most active window, where a network sees windows."""
+    """Return the most active pixels; the middle of the most active window, where a network sees windows."""
     if network.backbone.windows is not None:
         return centres(boxes_in(network, map_SHW))
     return peaks_of_maps(whole_map(network.backbone, map_SHW), network.backbone.input_size)
@@ -72,7 +72,7 @@ def peaks_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
 
 
 def boxes_in(network: ProtoPNet, map_SHW: Tensor) -> Tensor:
-    """The paper's boxes; the most active windows, where a network sees windows."""
+    """Return the paper's boxes; the most active windows, where a network sees windows."""
     if network.backbone.windows is not None:
         return _in_shares(window_boxes(network, map_SHW), network.backbone.input_size)
     return boxes_of_maps(whole_map(network.backbone, map_SHW), network.backbone.input_size)

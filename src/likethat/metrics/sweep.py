@@ -78,18 +78,18 @@ class Subject:
 
     @property
     def kind(self) -> str:
-        """What the images are called in notes."""
+        """Say what the images are called in notes."""
         return IMAGES_OF.get(self.part, "images")
 
     @property
     def view_note(self) -> str:
-        """How the networks see the images."""
+        """Say how the networks see the images."""
         sizes = dict.fromkeys(network.backbone.input_size for network in self.classifier.networks)
         crop = "cropped to the box" if any(sample.box for sample in self.samples) else "whole"
         return f"{crop}, squashed to {' and '.join(f'{width}x{height}' for height, width in sizes)}"
 
     def pixels_note(self, count: int) -> str:
-        """A length that is `count` pixels in a picture of 224x224, in pixels of the networks' inputs."""
+        """Say a length that is `count` pixels in a picture of 224x224, in pixels of the networks' inputs."""
         sides = dict.fromkeys(network.backbone.input_size[1] for network in self.classifier.networks)
         here = " and ".join(f"{count * side / 224:.3g}" for side in sides)
         return f"{here} px" if list(sides) == [224] else f"{here} px ({count} at 224)"

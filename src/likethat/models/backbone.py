@@ -73,21 +73,21 @@ class Backbone(nn.Module):
         return self.features(x_B3HW)
 
     def features(self, x_B3HW: Tensor) -> Tensor:
-        """The timm model's own map of pictures of `net_size`."""
+        """Return the timm model's own map of pictures of `net_size`."""
         if x_B3HW.device.type != "mps":
             x_B3HW = x_B3HW.contiguous(memory_format=torch.channels_last)
         return self.to_map(self.net.forward_features((x_B3HW - self.mean) / self.std))
 
     @property
     def offset(self) -> tuple[float, float]:
-        """How far below and to the right of where maps are drawn cells look, in cells; 0 where that is left so."""
+        """Return how far below and to the right of where maps are drawn cells look, in cells; 0 where that is left so."""
         if not self.centred or self.windows is not None:
             return 0.0, 0.0
         return _offset_of(self.name, self.input_size, self.fine_map)
 
     @property
     def cells(self) -> Cells:
-        """Where in a picture the cells of the map look."""
+        """Return where in a picture the cells of the map look."""
         return tiles(self.map_size, _offset_of(self.name, self.input_size, self.fine_map))
 
     def to_map(self, feature: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class WindowedBackbone(Backbone):
 
     @property
     def cells(self) -> Cells:
-        """Where in a picture the cells of the map look."""
+        """Return where in a picture the cells of the map look."""
         return Cells(self.map_size, self.input_size, self.windows.size, self.windows.stride)
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ def create_backbone(
     fine_map: bool = False,
     centred: bool = False,
 ) -> Backbone:
-    """`weights`: 'pretrained' (ImageNet), 'none' (random), or a safetensors or weights-only .pth file."""
+    """Create a backbone. `weights`: 'pretrained' (ImageNet), 'none' (random), or a safetensors or weights-only .pth file."""
     if windows == NO_WINDOWS:
         backbone = Backbone(name, input_size, fine_map=fine_map)
     else:

@@ -153,6 +153,6 @@ def set_latent_width(model: ProtoPNet, width: int) -> None:
 
 
 def create_protopnet(config: ModelConfig, prototypes_of_class: list[int], *, weights: str | None = None) -> ProtoPNet:
-    """`weights` overrides the configured ones; 'none' when a state dict is loaded afterwards."""
+    """Create a ProtoPNet. `weights` overrides the configured ones; 'none' when a state dict is loaded afterwards."""
     backbone = configured_backbone(config, weights or config.weights)
     return ProtoPNet(backbone, config, prototypes_of_class)

@@ -41,7 +41,7 @@ class Measured:
 
 
 def read_measured(run: Path, prototypes: Sequence[Prototype]) -> list[Measured]:
-    """What `evaluate --interpretability` left in the run folder, of test and of validation images; none before."""
+    """Read what `evaluate --interpretability` left in the run folder, of test and of validation images; none before."""
     paths = {IMAGES_OF[part]: run / name for part, name in layout.INTERPRETABILITY.items()}
     return [_read(kind, path, prototypes) for kind, path in paths.items() if path.is_file()]
 

@@ -101,7 +101,7 @@ class Classifier:
 
     @property
     def sees_windows(self) -> bool:
-        """Whether each box is all that was seen for its similarity."""
+        """Say whether each box is all that was seen for its similarity."""
         return all(member.backbone.windows is not None for member in self.networks)
 
     @property

@@ -159,7 +159,7 @@ def open_out_of_distribution(classifier: Classifier, folder: str) -> DataSet:
 
 
 def open_held_out_data(classifier: Classifier, data: str | None) -> DataSet:
-    """A data set whose validation part is what the run (of a combined run, every network of it) held out."""
+    """Return a data set whose validation part is what the run (of a combined run, every network of it) held out."""
     dataset = open_run_data(classifier, data)
     if data is not None and not is_training_data(classifier, dataset):
         raise UserError(f"{data} is not what {classifier.path} was trained on; leave out --part val to measure it.")

@@ -38,7 +38,7 @@ class FreshViews:
     images: Images
     config: AugmentConfig
     cells: Cells
-    place_Nm2: Tensor | None = None  # of the parts in each image, NaN where it does not show one
+    middle_Nm2: Tensor | None = None  # of the parts in each image, NaN where it does not show one
 
     @property
     def device(self) -> torch.device:
@@ -58,14 +58,14 @@ class FreshViews:
             index_B, views = index_B[own_b], views[own_b]
         views = views.to(self.device)
         image_B = send(index_B, self.device)
-        place_Bm2 = (
-            torch.zeros(len(image_B), 0, 2, device=self.device) if self.place_Nm2 is None else self.place_Nm2[image_B]
+        middle_Bm2 = (
+            torch.zeros(len(image_B), 0, 2, device=self.device) if self.middle_Nm2 is None else self.middle_Nm2[image_B]
         )
-        return [*self.images.raw_batch(index_B), image_B, place_Bm2, *vars(views).values()]
+        return [*self.images.raw_batch(index_B), image_B, middle_Bm2, *vars(views).values()]
 
     def show(self, *gathered: Tensor) -> Shown:
         """Return the views of what was gathered."""
-        pixel_BHW3, label_B, image_B, place_Bm2, *drawn = gathered
+        pixel_BHW3, label_B, image_B, middle_Bm2, *drawn = gathered
         views = Views(*drawn)
         x_B3HW = show(to_unit(pixel_BHW3.permute(0, 3, 1, 2)), views)
         if self.config.noise:
@@ -73,14 +73,14 @@ class FreshViews:
             x_B3HW = x_B3HW + level_B111 * torch.randn_like(x_B3HW)
         same_BHW = same_pixels(views.piece_B4, self.cells, MARGIN)
         known = (of_shown(label_B, views), shown_shares(views), of_shown(image_B, views))
-        shown = Shown(x_B3HW, *known, same_BHW, self._parts(place_Bm2, views))
+        shown = Shown(x_B3HW, *known, same_BHW, self._parts(middle_Bm2, views))
         if world_size() == 1:
             return shown
         same_BHW[1] = False  # the picture before is no part of the slice
         return Shown(*(value[1:] for value in shown))
 
-    def _parts(self, place_Bm2: Tensor, views: Views) -> Tensor:
+    def _parts(self, middle_Bm2: Tensor, views: Views) -> Tensor:
         """Return which cells show each part of the image and of the one that a piece is of: B, V, m, H, W."""
-        away_BmHW2 = (looked_at(views, self.cells)[:, None] - place_Bm2[:, :, None, None]).abs()
+        away_BmHW2 = (looked_at(views, self.cells)[:, None] - middle_Bm2[:, :, None, None]).abs()
         near_BmHW, piece_B1HW = (away_BmHW2 <= RADIUS).all(-1), in_piece(views, self.cells)[:, None]
         return torch.stack([near_BmHW & ~piece_B1HW, near_BmHW.roll(1, 0) & piece_B1HW], 1)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from likethat.data.loaders import Images
-from likethat.distributed import all_reduce_sum, gather_rows, own_shard
+from likethat.distributed import gather_rows, own_shard
 from likethat.inference.feature_maps import FeatureMaps, features_of, keep_feature_maps, own_features_of
 from likethat.inference.passes import EVAL_BATCH, groups_within, scores_by
 from likethat.inference.source_image import leave_source_out
@@ -18,10 +18,10 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores, reset_last_layer
 from likethat.progress import Advance
 from likethat.runtime import send
-from likethat.training.parts import Parts, find_parts
+from likethat.training.moments import Moments, feature_moments, principal_components
+from likethat.training.parts import Parts
 from likethat.training.project import Projection
 
-SAMPLES = 2**15  # patches that kinds of patches are told apart by, at most
 MOST_BYTES = 2**29  # of feature maps or patches in memory at a time
 SMOOTHING = 0.1  # of the labels that the scale is fitted to
 SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
@@ -29,12 +29,15 @@ SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
 
 @torch.no_grad()
 def start_from_baseline(
-    model: ProtoPNet, baseline: BaselineClassifier, images: Images | FeatureMaps, advance: Advance | None = None
-) -> tuple[Projection, Parts]:
-    """Sets add-on, prototypes and last layer from `baseline`, whose backbone the model shares.
+    model: ProtoPNet,
+    baseline: BaselineClassifier,
+    images: Images | FeatureMaps,
+    parts: Parts,
+    advance: Advance | None = None,
+) -> Projection:
+    """Set add-on, prototypes and last layer from `baseline`, whose backbone the model shares.
 
-    Returns where the prototypes come from, as a projection does, and the parts that they show: the m-th prototype of
-    every class shows the m-th part.
+    The m-th prototype of every class shows the m-th part. Return where the prototypes come from, as a projection does.
     """
     baseline.eval()
     model.eval()
@@ -42,47 +45,26 @@ def start_from_baseline(
     if isinstance(images, Images) and 4 * len(images) * height * width * baseline.backbone.channels <= MOST_BYTES:
         everything = torch.arange(len(images), device=images.device)
         images = keep_feature_maps(baseline.backbone, images, everything)
-    sample_SC, mean_C, covariance_CC = sample_features(baseline, images, advance)
-    set_add_on(model, mean_C, covariance_CC)
+    set_add_on(model, feature_moments(baseline.backbone, images, 0, advance))
     layer = model.prototype_layer
-    sample_SD = layer.patches(model.add_on(sample_SC[:, :, None, None]))[:, :, 0, 0]
-    count_K = model.own_KP.sum(1)
-    parts = find_parts(model, images, sample_SD, int(count_K.max()), advance)
+    mean_mD = mean_patches(model, images, parts)
     image_P, place_P = torch.zeros_like(layer.class_P), torch.zeros_like(layer.class_P)
-    vector_PD = torch.zeros_like(layer.vectors())
     for label, image_n, patch_nmD in patches_by_class(model, images, parts.place_Nm):
         member_m = (layer.class_P == label).nonzero()[:, 0]
-        pick_m, place_m = typical_patches(patch_nmD, parts, image_n, len(member_m), height * width)
+        pick_m, place_m = typical_patches(patch_nmD, mean_mD, parts.select(image_n), len(member_m), height * width)
         image_P[member_m], place_P[member_m] = image_n[pick_m], place_m
     vector_PD = embed(model, images, image_P, place_P)
     layer.prototype_PDhw.copy_(vector_PD.view_as(layer.prototype_PDhw))
     scale_last_layer(model, images, image_P)
-    return Projection(image_P, place_P // width, place_P % width, torch.zeros_like(vector_PD[:, 0])), parts
+    return Projection(image_P, place_P // width, place_P % width, torch.zeros_like(vector_PD[:, 0]))
 
 
-def sample_features(
-    baseline: BaselineClassifier, images: Images | FeatureMaps, advance: Advance | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return some features of every image, and the mean and covariance of all. One pass."""
-    rows, columns = baseline.backbone.map_size
-    places, channels = rows * columns, baseline.backbone.channels
-    each = min(places, max(1, SAMPLES // len(images)))
-    spread_e = torch.arange(each, device=images.device) * places // each
-    sample_NeC = torch.zeros(len(images), each, channels, device=images.device)
-    seen, total_C, product_CC = 0, torch.zeros(channels).double(), torch.zeros(channels, channels).double()
-    for index_B, feature_BCHW, _ in own_features_of(baseline.backbone, images, advance):
-        here_B = send(index_B, images.device)
-        feature_BSC = feature_BCHW.flatten(2).mT
-        place_Be = (here_B[:, None] * 37 + spread_e) % places  # other places in every image
-        sample_NeC[here_B] = feature_BSC.gather(1, place_Be[..., None].expand(-1, -1, channels))
-        flat_SC = feature_BSC.flatten(0, 1)
-        seen += len(flat_SC)
-        total_C = total_C + flat_SC.sum(0).cpu().double()
-        product_CC = product_CC + (flat_SC.T @ flat_SC).cpu().double()
-    patches = int(all_reduce_sum(torch.tensor(seen)))
-    mean_C = all_reduce_sum(total_C) / patches
-    covariance_CC = all_reduce_sum(product_CC) / patches - torch.outer(mean_C, mean_C)
-    return gather_rows(sample_NeC).flatten(0, 1), mean_C, covariance_CC
+def mean_patches(model: ProtoPNet, images: Images | FeatureMaps, parts: Parts) -> Tensor:
+    """Return the mean patch of each part, over the images that show it: m x D."""
+    total_mD = torch.zeros(parts.shown_Nm.shape[1], model.prototype_layer.vectors().shape[1], device=images.device)
+    for _, image_n, patch_nmD in patches_by_class(model, images, parts.place_Nm):
+        total_mD = total_mD + (patch_nmD * parts.shown_Nm[image_n][..., None]).sum(0)
+    return total_mD / parts.shown_Nm.sum(0).clamp(min=1)[:, None]
 
 
 def patches_by_class(
@@ -99,39 +81,34 @@ def patches_by_class(
         yield from zip(labels, together, split, strict=True)
 
 
-def typical_patches(patch_nmD: Tensor, parts: Parts, image_n: Tensor, count: int, places: int) -> tuple[Tensor, Tensor]:
+def typical_patches(patch_nmD: Tensor, mean_mD: Tensor, parts: Parts, count: int, places: int) -> tuple[Tensor, Tensor]:
     """Return for each of `count` parts which image of a class shows it in the class's own manner most, and where.
 
-    That is the patch farthest from the part's mean in the direction of the class's mean. No two are one patch: where
-    an image does not show two parts, its patches for them may be one.
+    That is the patch farthest from the part's mean over all classes in the direction of the mean over this one. No two
+    are one patch: where an image does not show two parts, its patches for them may be one.
     """
-    shown_nm, place_nm = parts.shown_Nm[image_n], parts.place_Nm[image_n]
-    weight_nm = shown_nm + 1e-3  # where no image of the class shows a part, all count
-    mean_mD = (weight_nm[..., None] * patch_nmD).sum(0) / weight_nm.sum(0)[:, None]
-    typical_nm = torch.einsum("nmd,md->nm", patch_nmD, mean_mD - parts.centre_mD)
-    order_nm = (typical_nm + 10.0 * shown_nm).argsort(dim=0, descending=True, stable=True).tolist()
-    place = place_nm.tolist()
+    weight_nm = parts.shown_Nm + 1e-3  # where no image of the class shows a part, all count
+    own_mD = (weight_nm[..., None] * patch_nmD).sum(0) / weight_nm.sum(0)[:, None]
+    typical_nm = torch.einsum("nmd,md->nm", patch_nmD, own_mD - mean_mD)
+    order_nm = (typical_nm + 10.0 * parts.shown_Nm).argsort(dim=0, descending=True, stable=True).tolist()
+    place = parts.place_Nm.tolist()
     taken: dict[tuple[int, int], None] = {}
     for m in range(count):
         own = ((row[m], place[row[m]][m]) for row in order_nm)
-        any_other = itertools.product(range(len(image_n)), range(places))
+        any_other = itertools.product(range(len(place)), range(places))
         taken[next(patch for patch in itertools.chain(own, any_other) if patch not in taken)] = None
-    pick_m, place_m = torch.tensor(list(taken), device=image_n.device).T
+    pick_m, place_m = torch.tensor(list(taken), device=patch_nmD.device).T
     return pick_m, place_m
 
 
-def set_add_on(model: ProtoPNet, mean_C: Tensor, covariance_CC: Tensor) -> None:
-    """Make the linear add-on a half-whitened principal component analysis of real features: directions in which
-    patches vary much do not drown the others."""
+def set_add_on(model: ProtoPNet, moments: Moments) -> None:
+    """Make the linear add-on the principal component analysis of real features."""
     convolution = model.add_on[0]
     assert isinstance(convolution, nn.Conv2d)
-    width = convolution.out_channels
-    value_C, vector_CC = torch.linalg.eigh(covariance_CC.cpu())
-    value_D, vector_CD = value_C[-width:].clamp(min=float(value_C[-1]) * 1e-4), vector_CC[:, -width:]
-    weight_DC = (vector_CD * value_D**-0.25).T
+    weight_DC, bias_D = principal_components(moments, convolution.out_channels)
     convolution.weight.copy_(weight_DC[:, :, None, None])
     assert convolution.bias is not None
-    convolution.bias.copy_(-(weight_DC @ mean_C.cpu()))
+    convolution.bias.copy_(bias_D)
 
 
 def scale_last_layer(model: ProtoPNet, images: Images | FeatureMaps, source_P: Tensor) -> None:

@@ -20,6 +20,7 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.training.choose import start_from_baseline
+from likethat.training.parts import Parts
 
 WIDTHS = (128, 256, 512)  # the paper's
 FOLDS = 3
@@ -47,7 +48,7 @@ def candidate_widths(channels: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def choose_latent_width(
-    baseline: BaselineClassifier, images: Images, config: Config, advance: Advance | None = None
+    baseline: BaselineClassifier, images: Images, parts: Parts, config: Config, advance: Advance | None = None
 ) -> WidthChoice:
     """Choose the smallest width whose accuracy on left-out images differs from the best one's by no more than noise."""
     widths = candidate_widths(baseline.backbone.channels)
@@ -56,14 +57,14 @@ def choose_latent_width(
         return WidthChoice(widths[0], (), torch.ones(0, 0))
     keep_N = (ranks_in_class(images.label_N) < max(FOLDS, MOST_IMAGES // int(images.label_N.max() + 1))).nonzero()[:, 0]
     maps = keep_feature_maps(baseline.eval().backbone, images, keep_N)
-    held = held[keep_N]
+    held, parts = held[keep_N], parts.select(keep_N)
     right = []
     for number, width in enumerate(widths):
         right_n = torch.zeros(len(maps), dtype=torch.bool, device=maps.device)
         for fold in range(FOLDS):
             inside = held == fold
             if bool(inside.any()):
-                model = model_on_maps(baseline, maps.select(~inside), config, width)
+                model = model_on_maps(baseline, maps.select(~inside), parts.select(~inside), config, width)
                 logits_nK = classify_maps(model, maps.select(inside))
                 right_n[inside] = logits_nK.argmax(1) == maps.label_N[inside]
             if advance:
@@ -91,14 +92,16 @@ def held_out_fold(label_N: Tensor, folds: int) -> Tensor:
     return torch.where(alone_N, -1, ranks_in_class(label_N) % folds)
 
 
-def model_on_maps(baseline: BaselineClassifier, maps: FeatureMaps, config: Config, width: int) -> ProtoPNet:
+def model_on_maps(
+    baseline: BaselineClassifier, maps: FeatureMaps, parts: Parts, config: Config, width: int
+) -> ProtoPNet:
     """Return a ProtoPNet with prototypes chosen among these maps, as the choose stage does."""
     classes = baseline.head.out_features
     height, columns = baseline.backbone.map_size
     patch_K = maps.label_N.bincount(minlength=classes) * height * columns
     counts = patch_K.clamp(max=config.model.prototypes_per_class).tolist()
     model = ProtoPNet(baseline.backbone, replace(config.model, latent_width=width), counts).to(maps.device)
-    start_from_baseline(model, baseline, maps)
+    start_from_baseline(model, baseline, maps, parts)
     return model
 
 

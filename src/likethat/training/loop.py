@@ -125,8 +125,9 @@ def make_step(state: RunState, stage: str, course: Course) -> TakeStep:
     optimizer = state.optimizer_for(stage, config.train)  # decides on what moves, which averaging must know
     averaged = average_gradients(state.trained(stage), costs_of)
     augment = config.augment if stage == "joint" else replace(config.augment, cutmix=0.0)
-    places_Nm2 = state.place_Nm2 if stage == "joint" else None
-    source = FreshViews(course.train, augment, state.backbone.cells, places_Nm2)
+    cells = state.backbone.cells
+    middle_Nm2 = None if stage == "baseline" or state.parts is None else state.parts.middles(cells)
+    source = FreshViews(course.train, augment, cells, middle_Nm2)
     return wrap_step(gradient_step, averaged, optimizer, source, course.display.line, compile=config.train.compile)
 
 

@@ -47,16 +47,17 @@ def target_logits(teacher: BaselineClassifier, x_B3HW: Tensor, *, mirrors: bool)
 
 
 def locality_cost(z_BDHW: Tensor, same_BHW: Tensor) -> Tensor:
-    """One less the mean cosine of latent patches that show the same pixels in a picture and in the one before it, among
-    other surroundings: what a patch is like should not depend on what lies around it. A picture without such patches
-    costs nothing."""
+    """Return one less the mean cosine of latent patches that show the same pixels in a picture and in the one before it.
+
+    What a patch is like should not depend on what lies around it. A picture without such patches costs nothing.
+    """
     direction_BDHW = F.normalize(z_BDHW.float(), dim=1)
     away_BHW = 1 - (direction_BDHW * direction_BDHW.roll(1, 0)).sum(1)
     return ((away_BHW * same_BHW).sum((1, 2)) / same_BHW.sum((1, 2)).clamp(min=1)).mean()
 
 
 def place_cost(similarity_BVmHW: Tensor, part_BVmHW: Tensor) -> Tensor:
-    """Cross entropy of where prototypes are found: minus the logarithm of the share of a map, as a softmax, that lies
+    """Return the cross entropy of where prototypes are found: minus the logarithm of the share of a map, as a softmax, that lies
     on the prototype's part. The mean over pictures and parts; a part that a picture does not show costs nothing."""
     chance_BVmS = (similarity_BVmHW.float() / TEMPERATURE).flatten(3).log_softmax(3)
     part_BVmS = part_BVmHW.flatten(3)
@@ -95,7 +96,7 @@ def protopnet_costs(
     teacher_logits_BK: Tensor | None = None,
     others: Costs | None = None,
 ) -> Costs:
-    """Every cost by name; 'loss' is their weighted sum. Clusters form around the first image that a picture shows.
+    """Return every cost by name; 'loss' is their weighted sum. Clusters form around the first image that a picture shows.
 
     The weight of each of the `others` is the option of its name.
     """

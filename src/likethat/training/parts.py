@@ -9,15 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from likethat.data.cells import Cells
 from likethat.data.loaders import Images
 from likethat.distributed import gather_rows
 from likethat.inference.feature_maps import FeatureMaps, own_features_of
-from likethat.models.protopnet import ProtoPNet
+from likethat.models.backbone import Backbone
 from likethat.progress import Advance
 from likethat.runtime import seed_for, send
+from likethat.training.moments import feature_moments, principal_components
 
-CLUSTERS = int(os.environ.get("LT_CLUSTERS", 20))  # kinds of patches that parts are chosen among, at least
-CLUSTERS_A_PART = 3
+KINDS = int(os.environ.get("LT_KINDS", 20))  # kinds of patches that parts are chosen among, at least
+KINDS_A_PART = 2
+WIDTH = 512  # principal components that patches are compared by, at most
+SAMPLES = 2**15  # patches that kinds are told apart by, at most
 ROUNDS = 25  # of k-means
 NEAR = 2  # cells around its peak in which a compact kind lies
 
@@ -28,29 +32,39 @@ class Parts:
 
     place_Nm: Tensor  # in the map, row by row
     shown_Nm: Tensor
-    centre_mD: Tensor  # the mean patch of each part
+
+    def select(self, keep_n: Tensor) -> Parts:
+        """Return the parts of some of the images only."""
+        return Parts(self.place_Nm[keep_n], self.shown_Nm[keep_n])
+
+    def middles(self, cells: Cells) -> Tensor:
+        """Return where in each image, from -1 to 1, the parts lie: N x m x 2 (x, y), NaN where it does not show one."""
+        return cells.places(self.place_Nm).masked_fill(~self.shown_Nm[..., None], torch.nan)
 
 
 @torch.no_grad()
-def find_parts(
-    model: ProtoPNet, images: Images | FeatureMaps, sample_SD: Tensor, count: int, advance: Advance | None = None
-) -> Parts:
-    """Find `count` parts. `sample_SD` are some patches of all images, among which kinds of patches are told apart.
+def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, advance: Advance | None = None) -> Parts:
+    """Find `count` parts by what a backbone, in evaluation mode, makes of the images.
 
-    A kind is the better a part the more images show it, and the nearer to its peak in an image its patches lie:
-    backgrounds are many kinds, of which an image shows few, all over the place.
+    A kind of patch is the better a part the more images show it, and the nearer to its peak in an image its patches
+    lie: backgrounds are of many kinds, of which an image shows few, all over the place.
     """
-    kinds = min(max(CLUSTERS, CLUSTERS_A_PART * count), len(sample_SD))
-    centre_MD = k_means(sample_SD, kinds)
+    places = backbone.map_size[0] * backbone.map_size[1]
+    each = min(places, max(1, SAMPLES // len(images)))
+    found = feature_moments(backbone, images, each, advance)
+    weight_DC, bias_D = principal_components(found, min(WIDTH, backbone.channels))
+    weight_DC, bias_D = weight_DC.to(found.sample_SC), bias_D.to(found.sample_SC)
+    kinds = min(max(KINDS, KINDS_A_PART * count), len(found.sample_SC))
+    centre_MD = k_means(F.normalize(found.sample_SC @ weight_DC.T + bias_D, dim=1), kinds)
     place_NM = torch.zeros(len(images), kinds, dtype=torch.long, device=images.device)
     compact_NM = torch.zeros(len(images), kinds, device=images.device)  # 0 where an image does not show the kind
-    for index_B, feature_BCHW, _ in own_features_of(model.backbone, images, advance):
+    for index_B, feature_BCHW, _ in own_features_of(backbone, images, advance):
         here_B = send(index_B, images.device)
-        patch_BDHW = model.prototype_layer.patches(model.add_on(feature_BCHW))
-        place_NM[here_B], compact_NM[here_B] = locate(patch_BDHW, centre_MD)
+        patch_BDHW = torch.einsum("bchw,dc->bdhw", feature_BCHW, weight_DC) + bias_D[:, None, None]
+        place_NM[here_B], compact_NM[here_B] = locate(F.normalize(patch_BDHW, dim=1), centre_MD)
     place_NM, compact_NM = gather_rows(place_NM), gather_rows(compact_NM)
     best_m = compact_NM.mean(0).topk(count).indices
-    return Parts(place_NM[:, best_m], compact_NM[:, best_m] > 0, centre_MD[best_m])
+    return Parts(place_NM[:, best_m], compact_NM[:, best_m] > 0)
 
 
 def locate(patch_BDHW: Tensor, centre_MD: Tensor) -> tuple[Tensor, Tensor]:

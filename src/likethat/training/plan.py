@@ -38,7 +38,7 @@ def make_plan(config: TrainConfig) -> list[PlanEntry]:
     baseline_epochs = 0 if config.from_baseline else config.baseline_epochs
     plan = [PlanEntry("baseline", 0, epoch) for epoch in range(baseline_epochs)]
     if config.has_baseline:
-        plan.append(PlanEntry("choose"))
+        plan = [PlanEntry("parts"), *plan, PlanEntry("choose")]
     plan += [PlanEntry("warm", 0, epoch) for epoch in range(config.warm_epochs)]
     done = 0
     for cycle, epochs in enumerate(config.joint_epochs):

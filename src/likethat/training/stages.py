@@ -13,6 +13,7 @@ from likethat.data.loaders import Images
 from likethat.errors import UserError
 from likethat.inference.passes import classify_images, last_layer_images, measure, mixed_precision
 from likethat.inference.score_cache import cached_scores
+from likethat.models.backbone import configured_backbone, place
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import set_latent_width
 from likethat.runs import layout
@@ -21,6 +22,7 @@ from likethat.training.choose import embed_sources, start_from_baseline
 from likethat.training.course import Course
 from likethat.training.last_layer import solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
+from likethat.training.parts import find_parts
 from likethat.training.plan import PlanEntry
 from likethat.training.project import project
 from likethat.training.state import RunState
@@ -55,6 +57,25 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float)
     state.batch, state.totals = 0, {}
 
 
+def find_parts_of_images(state: RunState, entry: PlanEntry, course: Course) -> None:
+    """Find the parts that prototypes will show, by the backbone's weights before any training: fine-tuning for classes
+    makes patches of one class alike, whatever part they show."""
+    config, display, started = course.config, course.display, time.monotonic()
+    try:
+        backbone = configured_backbone(config.model, config.model.weights)
+    except UserError as error:
+        if not config.train.from_baseline:
+            raise
+        display.line(f"note: parts are found by the baseline's own weights ({error})")
+        backbone = state.backbone
+    with display.task("parts of the pictures") as advance:
+        count = config.model.prototypes_per_class
+        state.parts = find_parts(place(backbone, course.train.device).eval(), course.train, count, advance)
+    shown_m = state.parts.shown_Nm.float().mean(0).tolist()
+    state.metrics.append({**asdict(entry), "shown": shown_m, "seconds": time.monotonic() - started})
+    display.line(f"{count} parts found, each in {min(shown_m):.0%} to {max(shown_m):.0%} of the training images")
+
+
 def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None:
     """Take prototypes from the baseline's patches; from then on it is the teacher."""
     model, baseline, val, display = state.protopnet, state.baseline, course.val, course.display
@@ -63,9 +84,8 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
         _choose_width(state, baseline, course)
     started = time.monotonic()
     with display.task("choosing prototypes") as advance:
-        state.projection, parts = start_from_baseline(model, baseline, course.train, advance)
-    cells = model.backbone.cells
-    state.place_Nm2 = cells.places(parts.place_Nm).masked_fill(~parts.shown_Nm[..., None], torch.nan)
+        assert state.parts is not None
+        state.projection = start_from_baseline(model, baseline, course.train, state.parts, advance)
     state.make_teacher()
     measured = measure(classify_images(model, val), val.label_N)
     state.metrics.append({**asdict(entry), "val": measured, "seconds": time.monotonic() - started})
@@ -73,9 +93,10 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
 
 
 def _choose_width(state: RunState, baseline: BaselineClassifier, course: Course) -> None:
+    assert state.parts is not None
     started = time.monotonic()
     with course.display.task("latent width") as advance:
-        choice = choose_latent_width(baseline, course.train, course.config, advance)
+        choice = choose_latent_width(baseline, course.train, state.parts, course.config, advance)
     set_latent_width(state.protopnet, choice.chosen)
     record = {"stage": "latent_width", "chosen": choice.chosen, "accuracy": choice.accuracy()}
     state.metrics.append({**record, "images": choice.right_WN.shape[1], "seconds": time.monotonic() - started})
@@ -145,4 +166,9 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
     )
 
 
-OTHER_STAGES = {"choose": choose_prototypes, "project": project_prototypes, "last_layer": optimise_last_layer}
+OTHER_STAGES = {
+    "parts": find_parts_of_images,
+    "choose": choose_prototypes,
+    "project": project_prototypes,
+    "last_layer": optimise_last_layer,
+}

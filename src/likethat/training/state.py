@@ -28,6 +28,7 @@ from likethat.runs.atomic_files import (
     with_prefix,
     write_text,
 )
+from likethat.training.parts import Parts
 from likethat.training.plan import start_stage
 from likethat.training.project import Projection
 
@@ -47,7 +48,7 @@ class RunState:
     optimizer: torch.optim.Optimizer | None = None
     optimizer_stage: str = ""
     projection: Projection | None = None  # where the prototypes come from
-    place_Nm2: Tensor | None = None  # of the parts in each training image, from -1 to 1; NaN where it shows none
+    parts: Parts | None = None  # of the training images
     best_accuracy: float = -1.0  # on validation, of the best cycle so far
     best_model: dict[str, Tensor] = field(default_factory=dict)
     best_projection: Projection | None = None
@@ -69,7 +70,7 @@ class RunState:
 
     @property
     def backbone(self) -> Backbone:
-        """The backbone of all that the run trains."""
+        """Return the backbone of all that the run trains."""
         network = self.network
         assert isinstance(network, ProtoPNet | BaselineClassifier)
         return network.backbone
@@ -90,9 +91,9 @@ class RunState:
     def share(self) -> None:
         """Go on with the model and the projection of the main process, in all processes."""
         broadcast_model(self.protopnet)
-        shared = [] if self.projection is None else list(vars(self.projection).values())
-        for value in [*shared, *([] if self.place_Nm2 is None else [self.place_Nm2])]:
-            broadcast_tensor(value)
+        for found in (self.projection, self.parts):
+            for value in vars(found).values() if found is not None else ():
+                broadcast_tensor(value)
 
     def make_teacher(self) -> None:
         """Leave the baseline the backbone as it is now; the model's own goes on to change."""
@@ -109,8 +110,8 @@ class RunState:
 
 
 FORMAT = 2  # of the file
+FOUND = {"projection": Projection, "best_projection": Projection, "parts": Parts}
 DOCUMENT = ("baseline_is_teacher", "position", "batch", "optimizer_stage", "best_accuracy", "metrics")
-LONE_TENSORS = ("place_Nm2", "best_unsolved_KP")
 
 
 class Saver:
@@ -138,12 +139,11 @@ def save_run_state(state: RunState, run: Path) -> None:
     tensors |= with_prefix("best_model", state.best_model)
     if state.optimizer is not None:
         tensors |= with_prefix("optimizer", optimizer_tensors(state.optimizer))
-    for name, projection in (("projection", state.projection), ("best_projection", state.best_projection)):
-        if projection is not None:
-            tensors |= with_prefix(name, vars(projection))
-    for name in LONE_TENSORS:
-        if (value := getattr(state, name)) is not None:
-            tensors[name] = value
+    for name in FOUND:
+        if (found := getattr(state, name)) is not None:
+            tensors |= with_prefix(name, vars(found))
+    if state.best_unsolved_KP is not None:
+        tensors["best_unsolved_KP"] = state.best_unsolved_KP
     document = {"format": FORMAT, **{name: getattr(state, name) for name in DOCUMENT}}
     save_tensors(run / layout.STATE, tensors, document)
     write_metrics(run, state.metrics)
@@ -171,14 +171,13 @@ def load_run_state(state: RunState, run: Path, config: TrainConfig) -> None:
     device = next(state.network.parameters()).device
     state.totals = {name: value.to(device) for name, value in strip_prefix("totals", tensors).items()}
     state.best_model = strip_prefix("best_model", tensors)
-    for name in LONE_TENSORS:
-        setattr(state, name, tensors[name].to(device) if name in tensors else None)
+    state.best_unsolved_KP = tensors.get("best_unsolved_KP")
     if stage := state.optimizer_stage:
         state.optimizer_stage = ""
         load_optimizer_tensors(state.optimizer_for(stage, config), strip_prefix("optimizer", tensors))
-    for name in ("projection", "best_projection"):
+    for name, kind in FOUND.items():
         if saved := strip_prefix(name, tensors):
-            setattr(state, name, Projection(**{key: value.to(device) for key, value in saved.items()}))
+            setattr(state, name, kind(**{key: value.to(device) for key, value in saved.items()}))
 
 
 def write_metrics(run: Path, metrics: list[dict[str, Any]]) -> None:

@@ -147,7 +147,7 @@ class Editor:
         return self.dataset.train[candidate.patch.image]
 
     def picture(self, candidate: Candidate) -> tuple[Image, Box]:
-        """What the network saw of the candidate's picture, and the candidate's place in shares of it."""
+        """Return what the network saw of the candidate's picture, and the candidate's place in shares of it."""
         sample, network, patch = self.sample(candidate), self.original.networks[0], candidate.patch
         upright = read_image(self.dataset.root / sample.path)
         _, view = to_input(upright, sample.box, (1, 1))

@@ -1,0 +1,58 @@
+"""Mean and covariance of a backbone's features, and the principal components that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from likethat.data.loaders import Images
+from likethat.distributed import all_reduce_sum, gather_rows
+from likethat.inference.feature_maps import FeatureMaps, own_features_of
+from likethat.models.backbone import Backbone
+from likethat.progress import Advance
+from likethat.runtime import send
+
+STRIDE = 37  # cells by which the sampled ones move on from image to image; prime to the usual numbers of cells
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and covariance of all features, and some of the features themselves."""
+
+    mean_C: Tensor
+    covariance_CC: Tensor
+    sample_SC: Tensor
+
+
+def feature_moments(
+    backbone: Backbone, images: Images | FeatureMaps, each: int, advance: Advance | None = None
+) -> Moments:
+    """Pass once over the images, and keep `each` features of every one."""
+    places, channels = backbone.map_size[0] * backbone.map_size[1], backbone.channels
+    spread_e = torch.arange(each, device=images.device) * places // max(1, each)
+    sample_NeC = torch.zeros(len(images), each, channels, device=images.device)
+    seen, total_C, product_CC = 0, torch.zeros(channels).double(), torch.zeros(channels, channels).double()
+    for index_B, feature_BCHW, _ in own_features_of(backbone, images, advance):
+        here_B = send(index_B, images.device)
+        feature_BSC = feature_BCHW.flatten(2).mT
+        place_Be = (here_B[:, None] * STRIDE + spread_e) % places
+        sample_NeC[here_B] = feature_BSC.gather(1, place_Be[..., None].expand(-1, -1, channels))
+        flat_SC = feature_BSC.flatten(0, 1)
+        seen += len(flat_SC)
+        total_C = total_C + flat_SC.sum(0).cpu().double()
+        product_CC = product_CC + (flat_SC.T @ flat_SC).cpu().double()
+    patches = int(all_reduce_sum(torch.tensor(seen)))
+    mean_C = all_reduce_sum(total_C) / patches
+    covariance_CC = all_reduce_sum(product_CC) / patches - torch.outer(mean_C, mean_C)
+    return Moments(mean_C, covariance_CC, gather_rows(sample_NeC).flatten(0, 1))
+
+
+def principal_components(moments: Moments, width: int) -> tuple[Tensor, Tensor]:
+    """Return weight, D x C, and bias of a half-whitened principal component analysis: directions in which patches vary
+    much do not drown the others."""
+    value_C, vector_CC = torch.linalg.eigh(moments.covariance_CC.cpu())
+    value_D, vector_CD = value_C[-width:].clamp(min=float(value_C[-1]) * 1e-4), vector_CC[:, -width:]
+    weight_DC = (vector_CD * value_D**-0.25).T
+    return weight_DC, -(weight_DC @ moments.mean_C.cpu())
