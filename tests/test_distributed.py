@@ -165,7 +165,7 @@ def test_a_lost_process_is_told_and_any_number_goes_on(run: Path, birds: Path, t
     _, reached = load_tensors(out / "checkpoints" / "state.safetensors")
     assert reached["batch"] == 6, "three steps in each of torchrun's starts"
     assert "joint epoch 1" not in lost.stderr
-    assert lost.stderr.count("classifier epoch 2") == 1, "both processes tell"
+    assert lost.stderr.count("baseline epoch 2") == 1, "both processes tell"
     likethat(*train, "--resume")
     expected, found = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (run, out)
@@ -186,7 +186,7 @@ def test_asked_to_stop_all_stop_at_one_place(birds: Path, tmp_path: Path) -> Non
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("classifier epoch 1"):
+        if line.startswith("baseline epoch 1"):
             break
     process.send_signal(signal.SIGTERM)
     message = process.stderr.read()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.interrupted import contents, signalled
 from helpers.runs import DEFAULT, PAPER, likethat, make_tiny_birds
 from torch import nn
 
@@ -24,48 +24,6 @@ from likethat.runs import layout
 from likethat.runs.atomic_files import load_optimizer_tensors, load_tensors, optimizer_tensors, save_tensors
 from likethat.runtime import StopFlag
 from likethat.workflows import run_setup
-
-KILLER = """
-import os, signal, sys
-from likethat.training import loop, stages, state
-from likethat.workflows import run_conclusion
-stage, count, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[4])
-def deadly(module, name, wanted):
-    function = getattr(module, name)
-    calls = 0
-    def call(*args, **kwargs):
-        nonlocal calls
-        calls += wanted(*args)
-        if calls == count:
-            os.kill(os.getpid(), number)
-        return function(*args, **kwargs)
-    setattr(module, name, call)
-in_stage = lambda run_state, its_stage, *rest: its_stage == stage
-if stage in ("baseline", "warm", "joint"):
-    deadly(loop, "batch_costs", in_stage)
-elif stage == "choose":
-    deadly(stages, "start_from_baseline", lambda *a: True)
-elif stage == "project":
-    deadly(stages, "project", lambda *a: True)
-elif stage == "last_layer":
-    deadly(stages, "solve_last_layer", lambda *a: True)
-elif stage == "save":
-    import likethat.runs.atomic_files as c
-    deadly(c.os, "fsync", lambda *a: True)
-else:
-    deadly(run_conclusion, "write_report", lambda *a: True)
-state.SAVE_EVERY = float(sys.argv[3])
-from likethat.cli.parser import main
-sys.exit(main(sys.argv[5:]))
-"""
-
-
-def signalled(
-    train: list[str], stage: str, count: int, save_every: float = 1000, number: int = signal.SIGKILL
-) -> subprocess.CompletedProcess[str]:
-    """The command, which gets the signal when a stage does its work for the `count`-th time: always at that place."""
-    command = [sys.executable, "-c", KILLER, stage, str(count), str(save_every), str(int(number)), *train]
-    return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -92,21 +50,6 @@ def finished(
     for name, options in recipes.items():
         likethat("train", birds, "--out", folder / name, *options)
     return {name: contents(folder / name) for name in recipes}
-
-
-def contents(run: Path) -> dict[str, str]:
-    """Everything that must be equal to the bit; metrics without the seconds they took."""
-    found = {
-        name: hashlib.sha256((run / name).read_bytes()).hexdigest()
-        for name in ("model.safetensors", "prototypes.json", "config.json")
-    }
-    for picture in sorted((run / "prototypes").iterdir()):
-        found[picture.name] = hashlib.sha256(picture.read_bytes()).hexdigest()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line.pop("seconds", None)
-    found["metrics"] = json.dumps(lines, sort_keys=True)
-    return found
 
 
 def test_same_seed_same_bits_other_seed_other_bits(
@@ -166,8 +109,8 @@ def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
     stopped = signalled(train, "baseline", 5, number=number)
     message = stopped.stderr
     assert stopped.returncode == 130
-    assert "classifier epoch 1" in message
-    assert "classifier epoch 2" not in message
+    assert "baseline epoch 1" in message
+    assert "baseline epoch 2" not in message
     assert f"likethat train {birds} --out {run}" in message
     assert message.strip().endswith("--resume")
     assert "Traceback" not in message

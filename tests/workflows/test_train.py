@@ -319,7 +319,7 @@ def test_bad_images_stop_training_before_any_work_or_are_skipped(birds: Path, tm
     for victim in victims[:3]:
         assert str(victim.relative_to(data)) in done.stderr
     assert "--skip-bad" in done.stderr
-    assert "classifier epoch" not in done.stderr
+    assert "baseline epoch" not in done.stderr
     assert not (tmp_path / "run").exists()
     done = likethat("train", data, "--out", tmp_path / "run", *DEFAULT, "--skip-bad")
     assert "without 4 bad files" in done.stderr
