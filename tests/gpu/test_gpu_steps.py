@@ -17,9 +17,11 @@ from likethat.models.backbone import place
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import create_protopnet
 from likethat.models.prototypes import angular_distances, mixed_angular_distances
-from likethat.runtime import exact_arithmetic
+from likethat.progress import Display
+from likethat.runtime import StopFlag, exact_arithmetic
 from likethat.training.batches import FreshViews
 from likethat.training.choose import start_from_baseline
+from likethat.training.course import Course
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.losses import Costs
 from likethat.training.plan import PlanEntry, set_learning_rates, set_mode
@@ -131,9 +133,10 @@ def test_a_restored_optimiser_takes_recorded_steps_on(
     step = taker(state, stage, config, images, "recorded")
     losses = take_steps(step, state, stage, config, range(5))
     run = tmp_path_factory.mktemp("run")
-    save_run_state(state, run)
+    course = Course(images, images, ("a", "b", "c"), config, run, "of the images", Display(quiet=True), StopFlag())
+    save_run_state(state, course)
     resumed = make_state(config, images, "baseline")
-    load_run_state(resumed, run, config.train)
+    load_run_state(resumed, course)
     old, new = (its.optimizer_for(stage, config.train) for its in (state, resumed))
     for old_group, new_group in zip(old.param_groups, new.param_groups, strict=True):
         for before, after in zip(old_group["params"], new_group["params"], strict=True):

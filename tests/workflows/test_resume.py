@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from helpers.interrupted import contents, signalled
 from helpers.runs import DEFAULT, PAPER, likethat, make_tiny_birds
 from torch import nn
 
+from likethat import __version__
 from likethat.config import resolve
 from likethat.data.journal import journal_of
 from likethat.errors import Interrupted
@@ -146,16 +148,67 @@ def test_resuming_with_other_settings_or_images_is_refused(birds: Path, tmp_path
     assert len(refused.stderr.strip().splitlines()) == 1
 
 
-def test_a_state_of_another_version_is_refused_in_a_sentence(birds: Path, tmp_path: Path) -> None:
+def one_sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line that a refused command says."""
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("likethat: ")
+    return last
+
+
+@pytest.fixture(scope="module")
+def stopped(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed in its second stage of gradient descent."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
+    killed = signalled(["train", str(birds), "--out", str(run), *DEFAULT], "joint", 2, save_every=0)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    return run
+
+
+def test_a_bad_state_is_refused_in_a_sentence_with_the_way_out(birds: Path, stopped: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
+    shutil.copytree(stopped, run)
     train = ["train", str(birds), "--out", str(run), *DEFAULT]
-    assert signalled(train, "project", 1).returncode == -signal.SIGKILL
+    state = run / layout.STATE
+    whole = state.read_bytes()
+    tensors, document = load_tensors(state)
+
+    def refused(words: str) -> None:
+        said = one_sentence(likethat(*train, "--resume", check=2))
+        assert words in said
+        assert "--overwrite" in said
+
+    for size in (0, 100, len(whole) - 1):
+        state.write_bytes(whole[:size])
+        refused("is damaged")
+    for written in ({**document, "format": document["format"] + 1}, {"position": 0}, None, [1]):
+        save_tensors(state, tensors, written)
+        refused("another version of likethat")
+    save_tensors(state, tensors, {**document, "format": 99, "versions": {"likethat": "9.9", "torch": "3.0"}})
+    refused("(likethat 9.9, torch 3.0)")
+    save_tensors(state, tensors, {**document, "images": "others"})
+    refused("another run")
+    settings = {**document["config"], "train": {**document["config"]["train"], "seed": 5}}
+    save_tensors(state, tensors, {**document, "config": settings})
+    refused("another run")
+    fewer = {name: value for name, value in tensors.items() if not name.startswith("model/backbone")}
+    save_tensors(state, fewer, {**document, "versions": {"timm": "1.0.1"}})
+    refused("it was saved with timm 1.0.1")
+    save_tensors(state, tensors, {name: value for name, value in document.items() if name != "position"})
+    refused("does not fit")
+
+
+def test_a_state_of_other_libraries_goes_on_with_a_note(
+    birds: Path, stopped: Path, finished: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(stopped, run)
     tensors, document = load_tensors(run / layout.STATE)
-    for written in ({**document, "format": document["format"] + 1}, {"position": 0}, None):
-        save_tensors(run / layout.STATE, tensors, written)
-        refused = likethat(*train, "--resume", check=2)
-        assert "another version of likethat" in refused.stderr.strip().splitlines()[-1]
-        assert "Traceback" not in refused.stderr
+    assert document["versions"] == {"likethat": __version__, "torch": torch.__version__, "timm": timm.__version__}
+    save_tensors(run / layout.STATE, tensors, {**document, "versions": {"torch": "2.8.0"}})
+    done = likethat("train", birds, "--out", run, *DEFAULT, "--resume")
+    assert done.stderr.count("note: the run was saved with torch 2.8.0 and goes on with likethat") == 1
+    assert contents(run) == finished["default"]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])

@@ -52,8 +52,8 @@ def fit(model: ProtoPNet, baseline: BaselineClassifier | None, course: Course) -
 def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
     """Take a fresh `state` from where the run folder says it was stopped to the end of the plan."""
     synchronise_norms(state.network)
-    load_run_state(state, course.run, course.config.train)
-    saver = Saver(state, course.run)
+    load_run_state(state, course)
+    saver = Saver(state, course)
     take_step: TakeStep | None = None  # of one stage
     try:
         while state.position < len(plan):

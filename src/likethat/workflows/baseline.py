@@ -68,7 +68,8 @@ def train_baseline(
         begin(out, record, saved)
         state = RunState(None, model)
         train_images, val_images, test = (prepared.images[part] for part in ("train", "val", "test"))
-        follow_plan(plan, state, Course(train_images, val_images, classes, config, out, display, stop))
+        fingerprint = record.data.fingerprint
+        follow_plan(plan, state, Course(train_images, val_images, classes, config, out, fingerprint, display, stop))
         with display.task("test images") as advance:
             logits_NK = classify_images(model, test, advance)
         evaluation = evaluate_logits(logits_NK, test.label_N, classes, "test")

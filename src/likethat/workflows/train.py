@@ -78,7 +78,7 @@ def train(
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard and is_main_process() else None
         classes = prepared.dataset.classes
-        course = Course(train_images, val_images, classes, config, out, display, stop, observe)
+        course = Course(train_images, val_images, classes, config, out, record.data.fingerprint, display, stop, observe)
         state = fit(model, baseline, course)
         if config.model.latent_width == AUTO_WIDTH and is_main_process():
             with_chosen_width(record, model).write(out)
