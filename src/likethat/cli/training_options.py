@@ -37,7 +37,7 @@ def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> 
             continue
         text = f"{entry.metadata['help']} (default: {_written(shown[section][name])})"
         flag = "--" + name.replace("_", "-")
-        if kind is bool:
+        if kind in (bool, bool | None):
             groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
             metavar = "|".join(entry.metadata["choices"]) or name.split("_")[-1].upper()
@@ -45,4 +45,6 @@ def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> 
 
 
 def _written(value: Any) -> str:
+    if value is None:
+        return "auto"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -11,6 +11,7 @@ import torch
 from likethat.config import AUTO_WIDTH, Config
 from likethat.data.loaders import Images
 from likethat.errors import UserError
+from likethat.inference.feature_maps import FeatureMaps, maps_if_they_fit
 from likethat.inference.passes import classify_images, last_layer_images, measure, mixed_precision
 from likethat.inference.score_cache import cached_scores
 from likethat.models.baseline import BaselineClassifier
@@ -19,9 +20,10 @@ from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state
 from likethat.training.choose import embed_sources, start_from_baseline
 from likethat.training.course import Course
+from likethat.training.head import fit_head
 from likethat.training.last_layer import solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
-from likethat.training.plan import PlanEntry
+from likethat.training.plan import PlanEntry, title_of
 from likethat.training.project import project
 from likethat.training.state import RunState
 
@@ -36,11 +38,11 @@ def begin_epoch(state: RunState, stage: str, train: Images, config: Config) -> N
 
 def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float) -> None:
     """Measure the network on validation images, and tell."""
-    val = course.val
+    val, title = course.val, title_of(entry, course.config.train)
     means = {name: float(value) for name, value in state.totals.items()}
     if not abs(means["loss"]) < float("inf"):
         raise UserError(
-            f"The loss is not finite in {entry}: lower the learning rates by a factor of 10 and train again into "
+            f"The loss is not finite in {title}: lower the learning rates by a factor of 10 and train again into "
             "another --out; if it recurs, look at the data with `likethat data check`."
         )
     with mixed_precision(val.device):  # followed, not relied on: what a model is chosen by is measured exactly
@@ -51,7 +53,8 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float)
     state.metrics.append({**asdict(entry), "train": means, "val": measured, "seconds": seconds})
     costs = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if name != "accuracy")
     shown = f"accuracy train {means['accuracy']:.1%}, validation {measured['accuracy']:.1%}"
-    course.display.line(f"{entry}: {costs}; {shown}")
+    note = f"; {course.display.note}" if course.display.note else ""
+    course.display.line(f"{title}: {costs}; {shown}{note}")
     state.batch, state.totals = 0, {}
 
 
@@ -59,16 +62,27 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
     """Take prototypes from the baseline's patches; from then on it is the teacher."""
     model, baseline, val, display = state.protopnet, state.baseline, course.val, course.display
     assert baseline is not None
+    images = _fit_head(baseline, course) if course.config.train.fit_head else course.train
     if course.config.model.latent_width == AUTO_WIDTH:
         _choose_width(state, baseline, course)
     started = time.monotonic()
     with display.task("choosing prototypes") as advance:
         share = course.config.train.candidate_share
-        state.projection = start_from_baseline(model, baseline, course.train, share, advance)
+        state.projection = start_from_baseline(model, baseline, images, share, advance)
     state.make_teacher()
     measured = measure(classify_images(model, val), val.label_N)
     state.metrics.append({**asdict(entry), "val": measured, "seconds": time.monotonic() - started})
     display.line(f"prototypes chosen among the baseline's patches: validation accuracy {measured['accuracy']:.1%}")
+
+
+def _fit_head(baseline: BaselineClassifier, course: Course) -> Images | FeatureMaps:
+    """Return what the frozen backbone makes of the training images, to which the baseline's head is then fitted."""
+    with course.display.task("baseline on the backbone as it is") as advance:
+        images = maps_if_they_fit(baseline.backbone, course.train, advance)
+        fit_head(baseline, images, course.config.train.label_smoothing)
+    measured = measure(classify_images(baseline, course.val), course.val.label_N)
+    course.display.line(f"baseline on the backbone as it is: validation accuracy {measured['accuracy']:.1%}")
+    return images
 
 
 def _choose_width(state: RunState, baseline: BaselineClassifier, course: Course) -> None:

@@ -178,7 +178,7 @@ def _check_origin(document: Any, course: Course) -> None:
         made_with = document.get("versions") if isinstance(document, dict) else None
         named = f" ({_told(made_with)})" if made_with else ""
         raise UserError(
-            f"{file} is of another version of likethat{named}; resume with that version, or start again with --overwrite."
+            f"{file} is of another version of likethat{named}; resume with that one, or start again with --overwrite."
         )
     if document["images"] != course.fingerprint or from_dict(document["config"]) != course.config:
         raise UserError(
