@@ -13,7 +13,7 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.progress import Advance
 from likethat.runtime import send
 
-DECAY = 1e-3  # of the weights, on features with a mean square of 1 over all channels
+DECAY = 1e-4  # of the weights, on features whose squared length is 1 on average
 MOST_ITERATIONS = 200
 TOLERANCE = 1e-5  # largest derivative of the mean cost
 
