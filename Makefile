@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser lint docs benchmarks clean
+.PHONY: demo test test-gpu browser lint docs benchmarks clean
 
 .venv/installed: pyproject.toml
 	@echo "== setting up .venv (torch and friends: a few minutes the first time)"
@@ -30,6 +30,10 @@ browser:
 # A process a core, each with one thread: most of the time goes into commands that are run one after another.
 test: lint browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# On a machine with a GPU, with what is installed there: nothing is set up.
+test-gpu:
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -m gpu -rs tests/gpu
 
 docs: .venv/installed
 	$(BIN)/mkdocs build --strict --quiet

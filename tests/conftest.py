@@ -7,18 +7,19 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 SERVING = ("fastapi", "uvicorn", "python_multipart", "httpx", "schemathesis")
 MISSING = [name for name in SERVING if find_spec(name) is None]
 collect_ignore_glob = ["serve/*"] if MISSING else []
 
-# Properties are tried on the same examples every time, however slow the machine: a failure is never by chance.
-# `pytest --hypothesis-profile default` looks for new ones.
-settings.register_profile(
-    "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
-settings.load_profile("steady")
+if find_spec("hypothesis") is not None:  # the tests on a GPU run where it may be missing
+    from hypothesis import HealthCheck, settings
+
+    # Properties are tried on the same examples every time, however slow the machine: a failure is never by chance.
+    # `pytest --hypothesis-profile default` looks for new ones.
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=slow)
+    settings.load_profile("steady")
 
 # What a person's shell may say must not reach the commands: how wide and colourful to print, or who serves to whom.
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "LIKETHAT_TOKEN"):

@@ -24,6 +24,7 @@ ROOMS = [
 MOST_LINES, MOST_MODULES, MOST_IN_ROOT = 320, 20, 10
 PUBLIC = "likethat.__version__"  # what modules may take from the package itself
 LISTS = ("metrics",)  # folders of like things, one file each, may be longer
+NO_ROOMS = {Path(), Path("gpu")}  # folders of tests: on all of it, and on what a GPU computes
 
 
 def name_of(file: Path) -> str:
@@ -92,7 +93,7 @@ def test_folders_can_be_overlooked() -> None:
 
 def test_every_room_has_its_tests() -> None:
     rooms = {folder.name for folder in ROOT.iterdir() if (folder / "__init__.py").is_file()}
-    tested = {file.parent.relative_to(TESTS) for file in TESTS.rglob("test_*.py")} - {Path()}
+    tested = {file.parent.relative_to(TESTS) for file in TESTS.rglob("test_*.py")} - NO_ROOMS
     assert {folder.parts[0] for folder in tested} == rooms
     assert [folder for folder in tested if not (ROOT / folder / "__init__.py").is_file()] == []
     names = [file.name for file in TESTS.rglob("test_*.py")]

@@ -105,3 +105,14 @@ def test_an_older_run_names_its_options_otherwise(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("classifier_epochs = 7")  # files are written for this version
     with pytest.raises(UserError, match="no option called 'classifier_epochs'"):
         resolve("default", tmp_path / "c.toml")
+
+
+def test_compiling_is_left_to_the_run_unless_it_is_said(tmp_path: Path) -> None:
+    assert resolve().train.compile is None
+    assert from_dict(resolve().to_dict()) == resolve()
+    for value, expected in ((True, True), (False, False), ("auto", None)):
+        assert resolve(compile=value).train.compile is expected
+    (tmp_path / "auto.toml").write_text('compile = "auto"')
+    assert resolve(file=tmp_path / "auto.toml").train.compile is None
+    with pytest.raises(UserError, match="--compile takes true or false or auto, not 'often'"):
+        resolve(compile="often")

@@ -83,6 +83,7 @@ class TrainConfig:
     from_baseline: str = _option(
         "", "finished baseline to take prototypes from instead: its run folder or a file of a timm model's weights"
     )
+    fit_head: bool = _option(False, "solve for the baseline's linear layer on the backbone as it is, without epochs")
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
     joint_epochs: tuple[int, ...] = _option(
         (50,), "epochs of joint training before each projection, one number a cycle"
@@ -108,12 +109,16 @@ class TrainConfig:
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
     ridge: float = _option(1e-4, "weight of the pull of connections to 1 (own class) or 0; makes the optimum exist")
     last_layer_views: int = _option(4, "views of every training image that the last layer learns from")
-    compile: bool = _option(False, "compile the steps: they begin a minute later and then take less time")
+    compile: bool | None = _option(
+        None,
+        "compile the steps: they begin a minute later and then take less time; auto: on CUDA, where enough are to come",
+        words={"auto": None},
+    )
 
     @property
     def has_baseline(self) -> bool:
         """Return whether prototypes come from a baseline, its own or a given one."""
-        return self.baseline_epochs > 0 or self.from_baseline != ""
+        return self.baseline_epochs > 0 or self.from_baseline != "" or self.fit_head
 
 
 # Options with a default that changes training, which runs of earlier versions lack: what those were trained with.
@@ -194,7 +199,16 @@ def default(backbone: str) -> Config:
     return Config()
 
 
-PRESETS = {"default": default, "paper": paper}
+def quick(backbone: str) -> Config:
+    """Return a first answer: the backbone stays as it is, prototypes are chosen among its patches, and both linear
+    layers are solved. It takes three passes over the pictures."""
+    return Config(
+        preset="quick",
+        train=TrainConfig(baseline_epochs=0, fit_head=True, joint_epochs=(0,), distillation=0.0, last_layer_views=1),
+    )
+
+
+PRESETS = {"default": default, "paper": paper, "quick": quick}
 
 
 def options() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
@@ -278,6 +292,10 @@ def _check(config: Config) -> None:
         (config.train.views >= 1, "--views must be at least 1"),
         (config.train.last_layer_views >= 1, "--last-layer-views must be at least 1"),
         (not config.train.tie or config.train.has_baseline, "--tie needs --baseline-epochs above 0"),
+        (
+            not config.train.fit_head or (config.train.baseline_epochs == 0 and not config.train.from_baseline),
+            "--fit-head takes the place of --baseline-epochs and --from-baseline; pass one of them",
+        ),
         (
             not config.train.has_baseline or config.model.add_on == "linear",
             "prototypes of a baseline (--baseline-epochs, --from-baseline) need --add-on linear",

@@ -30,6 +30,8 @@ def _cast(value: Any, kind: Any) -> Any:
             if len(values) != len(kind.__args__):
                 raise ValueError(value)
         return tuple(_cast(entry, element) for entry in values)
+    if kind == bool | None:
+        return None if value is None else _cast(value, bool)
     if kind is bool:
         if not isinstance(value, bool):
             raise TypeError(value)
@@ -42,4 +44,10 @@ def _cast(value: Any, kind: Any) -> Any:
 def _describe(kind: Any) -> str:
     if isinstance(kind, types.GenericAlias):
         return "numbers separated by commas" if kind.__args__[-1] is Ellipsis else "one number, or two like 224x224"
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}[kind]
+    return {
+        bool: "true or false",
+        bool | None: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a word",
+    }[kind]

@@ -13,11 +13,20 @@ Advance = Callable[[int, int], None]  # done so far, total
 LINE_EVERY = 30.0  # seconds between plain lines of one task
 
 
+def in_words(seconds: float) -> str:
+    """Return a time as people say it: 40 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
 class Display:
     """One per command. `quiet` shows nothing at all."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
+        self.note = ""  # shown beside the progress of every task
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
 
     def line(self, text: str) -> None:
@@ -36,10 +45,11 @@ class Display:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
         )
         with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task(name, total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
+            task = progress.add_task(name, total=None, note=self.note)
+            yield lambda done, total: progress.update(task, completed=done, total=total, note=self.note)
 
     def _plain(self, name: str) -> Advance:
         started = last = time.monotonic()
@@ -50,6 +60,7 @@ class Display:
             if now - last >= LINE_EVERY and done < total:
                 last = now
                 left = (now - started) / max(done, 1) * (total - done)
-                self.line(f"{name}: {done} of {total}, about {left:.0f} s left")
+                note = f"; {self.note}" if self.note else ""
+                self.line(f"{name}: {done} of {total}, about {in_words(left)} left{note}")
 
         return advance

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Of the control groups of Linux, version 2 and 1, as a container sees its own.
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED")  # CUDA, the CPU; cuBLAS and cuDNN
+
 
 def resolve_device(name: str = "auto") -> torch.device:
     """Return the device of that name; 'auto' takes CUDA, then Apple's MPS, then the CPU. Of several processes each has
@@ -97,6 +99,18 @@ def stop_on_signals() -> Iterator[StopFlag]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def memory_shortage_told() -> Iterator[None]:
+    """Tell in a sentence when memory runs out in the block, the machine's or a GPU's."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # torch says so in a RuntimeError; other ones are defects of ours and keep their traceback.
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
+        raise UserError("Out of memory; train with a smaller --batch-size or --input-size.") from error
 
 
 def physical_memory() -> int:

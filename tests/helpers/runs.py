@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -30,15 +31,17 @@ def make_tiny_birds(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def likethat(*arguments: object, check: int | None = 0) -> subprocess.CompletedProcess[str]:
-    """Run the real command in a process of its own; `check` is the exit code it must have.
+def likethat(
+    *arguments: object, check: int | None = 0, before: Callable[[], object] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the real command in a process of its own; `check` is the exit code it must have, `before` is called first.
 
     The process is forked off one that has loaded torch already, which takes longer than most of these commands.
     """
     command, environment = list(map(str, arguments)), {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder, name)) for name in ("stdout", "stderr")]
-        process = _LOADED.Process(target=_command, args=(command, files, environment, os.getcwd()))
+        process = _LOADED.Process(target=_command, args=(command, files, environment, os.getcwd(), before))
         process.start()
         process.join()
         done = subprocess.CompletedProcess(
@@ -48,13 +51,21 @@ def likethat(*arguments: object, check: int | None = 0) -> subprocess.CompletedP
     return done
 
 
-def _command(arguments: list[str], files: list[str], environment: dict[str, str], folder: str) -> None:
+def _command(
+    arguments: list[str],
+    files: list[str],
+    environment: dict[str, str],
+    folder: str,
+    before: Callable[[], object] | None,
+) -> None:
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
     torch.set_num_threads(1)  # loaded before the environment was this one
+    if before is not None:
+        before()
     try:
         sys.exit(main(arguments))
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -12,10 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 import torch
+from helpers.interrupted import contents, signalled
 from helpers.runs import DEFAULT, PAPER, likethat, make_tiny_birds
 from torch import nn
 
+from likethat import __version__
 from likethat.config import resolve
 from likethat.data.journal import journal_of
 from likethat.errors import Interrupted
@@ -24,48 +26,6 @@ from likethat.runs import layout
 from likethat.runs.atomic_files import load_optimizer_tensors, load_tensors, optimizer_tensors, save_tensors
 from likethat.runtime import StopFlag
 from likethat.workflows import run_setup
-
-KILLER = """
-import os, signal, sys
-from likethat.training import loop, stages, state
-from likethat.workflows import run_conclusion
-stage, count, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[4])
-def deadly(module, name, wanted):
-    function = getattr(module, name)
-    calls = 0
-    def call(*args, **kwargs):
-        nonlocal calls
-        calls += wanted(*args)
-        if calls == count:
-            os.kill(os.getpid(), number)
-        return function(*args, **kwargs)
-    setattr(module, name, call)
-in_stage = lambda run_state, its_stage, *rest: its_stage == stage
-if stage in ("baseline", "warm", "joint"):
-    deadly(loop, "batch_costs", in_stage)
-elif stage == "choose":
-    deadly(stages, "start_from_baseline", lambda *a: True)
-elif stage == "project":
-    deadly(stages, "project", lambda *a: True)
-elif stage == "last_layer":
-    deadly(stages, "solve_last_layer", lambda *a: True)
-elif stage == "save":
-    import likethat.runs.atomic_files as c
-    deadly(c.os, "fsync", lambda *a: True)
-else:
-    deadly(run_conclusion, "write_report", lambda *a: True)
-state.SAVE_EVERY = float(sys.argv[3])
-from likethat.cli.parser import main
-sys.exit(main(sys.argv[5:]))
-"""
-
-
-def signalled(
-    train: list[str], stage: str, count: int, save_every: float = 1000, number: int = signal.SIGKILL
-) -> subprocess.CompletedProcess[str]:
-    """The command, which gets the signal when a stage does its work for the `count`-th time: always at that place."""
-    command = [sys.executable, "-c", KILLER, stage, str(count), str(save_every), str(int(number)), *train]
-    return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -92,21 +52,6 @@ def finished(
     for name, options in recipes.items():
         likethat("train", birds, "--out", folder / name, *options)
     return {name: contents(folder / name) for name in recipes}
-
-
-def contents(run: Path) -> dict[str, str]:
-    """Everything that must be equal to the bit; metrics without the seconds they took."""
-    found = {
-        name: hashlib.sha256((run / name).read_bytes()).hexdigest()
-        for name in ("model.safetensors", "prototypes.json", "config.json")
-    }
-    for picture in sorted((run / "prototypes").iterdir()):
-        found[picture.name] = hashlib.sha256(picture.read_bytes()).hexdigest()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line.pop("seconds", None)
-    found["metrics"] = json.dumps(lines, sort_keys=True)
-    return found
 
 
 def test_same_seed_same_bits_other_seed_other_bits(
@@ -203,16 +148,67 @@ def test_resuming_with_other_settings_or_images_is_refused(birds: Path, tmp_path
     assert len(refused.stderr.strip().splitlines()) == 1
 
 
-def test_a_state_of_another_version_is_refused_in_a_sentence(birds: Path, tmp_path: Path) -> None:
+def one_sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line that a refused command says."""
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("likethat: ")
+    return last
+
+
+@pytest.fixture(scope="module")
+def stopped(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed in its second stage of gradient descent."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
+    killed = signalled(["train", str(birds), "--out", str(run), *DEFAULT], "joint", 2, save_every=0)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    return run
+
+
+def test_a_bad_state_is_refused_in_a_sentence_with_the_way_out(birds: Path, stopped: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
+    shutil.copytree(stopped, run)
     train = ["train", str(birds), "--out", str(run), *DEFAULT]
-    assert signalled(train, "project", 1).returncode == -signal.SIGKILL
+    state = run / layout.STATE
+    whole = state.read_bytes()
+    tensors, document = load_tensors(state)
+
+    def refused(words: str) -> None:
+        said = one_sentence(likethat(*train, "--resume", check=2))
+        assert words in said
+        assert "--overwrite" in said
+
+    for size in (0, 100, len(whole) - 1):
+        state.write_bytes(whole[:size])
+        refused("is damaged")
+    for written in ({**document, "format": document["format"] + 1}, {"position": 0}, None, [1]):
+        save_tensors(state, tensors, written)
+        refused("another version of likethat")
+    save_tensors(state, tensors, {**document, "format": 99, "versions": {"likethat": "9.9", "torch": "3.0"}})
+    refused("(likethat 9.9, torch 3.0)")
+    save_tensors(state, tensors, {**document, "images": "others"})
+    refused("another run")
+    settings = {**document["config"], "train": {**document["config"]["train"], "seed": 5}}
+    save_tensors(state, tensors, {**document, "config": settings})
+    refused("another run")
+    fewer = {name: value for name, value in tensors.items() if not name.startswith("model/backbone")}
+    save_tensors(state, fewer, {**document, "versions": {"timm": "1.0.1"}})
+    refused("it was saved with timm 1.0.1")
+    save_tensors(state, tensors, {name: value for name, value in document.items() if name != "position"})
+    refused("does not fit")
+
+
+def test_a_state_of_other_libraries_goes_on_with_a_note(
+    birds: Path, stopped: Path, finished: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(stopped, run)
     tensors, document = load_tensors(run / layout.STATE)
-    for written in ({**document, "format": document["format"] + 1}, {"position": 0}, None):
-        save_tensors(run / layout.STATE, tensors, written)
-        refused = likethat(*train, "--resume", check=2)
-        assert "another version of likethat" in refused.stderr.strip().splitlines()[-1]
-        assert "Traceback" not in refused.stderr
+    assert document["versions"] == {"likethat": __version__, "torch": torch.__version__, "timm": timm.__version__}
+    save_tensors(run / layout.STATE, tensors, {**document, "versions": {"torch": "2.8.0"}})
+    done = likethat("train", birds, "--out", run, *DEFAULT, "--resume")
+    assert done.stderr.count("note: the run was saved with torch 2.8.0 and goes on with likethat") == 1
+    assert contents(run) == finished["default"]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])

@@ -35,6 +35,7 @@ from likethat.cli.verbs import (
     verify,
 )
 from likethat.errors import Interrupted, UserError
+from likethat.runtime import memory_shortage_told
 
 # In the order in which --help lists them.
 VERBS = (
@@ -84,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         args = build_parser().parse_args(arguments)
-        return _work_together(args) if distributed.launched() else int(args.function(args))
+        with memory_shortage_told():
+            return _work_together(args) if distributed.launched() else int(args.function(args))
     except UserError as error:
         print(f"likethat{_process()}: {error}", file=sys.stderr)
         return USERS_MISTAKE
@@ -94,12 +96,6 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader went away, as `likethat info RUN | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except (MemoryError, RuntimeError) as error:
-        # torch says so in a RuntimeError; other ones are defects of ours and keep their traceback.
-        if isinstance(error, RuntimeError) and "out of memory" not in str(error):
-            raise
-        print("likethat: out of memory; train with a smaller --batch-size or --input-size.", file=sys.stderr)
-        return USERS_MISTAKE
 
 
 def _work_together(args: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> 
             continue
         text = f"{entry.metadata['help']} (default: {_written(shown[section][name], entry.metadata['words'])})"
         flag = "--" + name.replace("_", "-")
-        if kind is bool:
+        if kind in (bool, bool | None):
             groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
             metavar = "|".join(entry.metadata["choices"]) or METAVARS.get(kind, name.split("_")[-1].upper())

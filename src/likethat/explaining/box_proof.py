@@ -32,8 +32,8 @@ def sample_prototypes(model: ProtoPNet, pictures: int) -> list[Tensor]:
 
 @torch.no_grad()
 def changes_by_outside(model: ProtoPNet, x_N3HW: Tensor, number: int, prototype_p: Tensor) -> Tensor:
-    """Return how much the similarity of each of these prototypes to its patch of one picture changes when everything outside
-    its box is replaced by pixels of the other pictures."""
+    """Return how much the similarity of each of these prototypes to its patch of one picture changes when everything
+    outside its box is replaced by pixels of the other pictures."""
     count = len(prototype_p)
     # As often as it will be changed: a batch of another shape may be rounded otherwise.
     x_p3HW = x_N3HW[number].expand(count, -1, -1, -1)

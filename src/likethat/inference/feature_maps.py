@@ -13,7 +13,9 @@ from likethat.distributed import gather_rows
 from likethat.inference.passes import own_batches_of
 from likethat.models.backbone import Backbone
 from likethat.progress import Advance
-from likethat.runtime import send
+from likethat.runtime import physical_memory, send
+
+MEMORY_SHARE = 0.25  # of the machine's memory that maps may take where they can be computed again
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,24 @@ class FeatureMaps:
         return FeatureMaps(self.map_NCHW[keep_N.cpu()], self.label_N[keep_N], self.device)
 
 
+def maps_if_they_fit(backbone: Backbone, images: Images, advance: Advance | None = None) -> Images | FeatureMaps:
+    """Return the maps of all images, computed once, or the images where memory is too small for their maps."""
+    height, width = backbone.map_size
+    size = 4 * len(images) * backbone.channels * height * width
+    if size > MEMORY_SHARE * physical_memory():
+        return images
+    return keep_feature_maps(backbone.eval(), images, torch.arange(len(images)), advance)
+
+
 @torch.no_grad()
-def keep_feature_maps(backbone: Backbone, images: Images, keep_N: Tensor) -> FeatureMaps:
+def keep_feature_maps(
+    backbone: Backbone, images: Images, keep_N: Tensor, advance: Advance | None = None
+) -> FeatureMaps:
     """Run the backbone, which is in evaluation mode, once over these images."""
     chosen = Images(images.pixel_NHW3[keep_N.to(images.pixel_NHW3.device)], images.label_N[keep_N], images.device)
     map_NHWC = torch.zeros(len(chosen), *backbone.map_size, backbone.channels)
     map_NCHW = map_NHWC.permute(0, 3, 1, 2)  # in memory as convolutions leave them
-    for index_B, feature_BCHW, _ in own_features_of(backbone, chosen):
+    for index_B, feature_BCHW, _ in own_features_of(backbone, chosen, advance):
         map_NCHW[index_B] = feature_BCHW.cpu()
     gather_rows(map_NHWC)
     return FeatureMaps(map_NCHW, chosen.label_N, images.device)

@@ -25,7 +25,7 @@ ABSTAINS = About(f"abstains on known classes at {LEVEL:.0%}", LOWER, GROUP, "thi
 def conformal_figures(
     calibration: Calibration | None, logits_NK: Tensor, label_N: Tensor, *, fitted_here: bool = False
 ) -> list[MetricFigure]:
-    """Measure what promises are worth. `fitted_here` says that these are the images that the run was calibrated on, which test no promise."""
+    """Measure what promises are worth; not on the images that the run was calibrated on (`fitted_here`)."""
     abouts = {level: About(f"true class in the set, promised {level:.0%}", NEITHER, GROUP, SOURCE) for level in LEVELS}
     if calibration is None or fitted_here:
         why = "the run is not calibrated; `likethat calibrate RUN` does that"

@@ -145,8 +145,8 @@ def changes(batch: Batch, after: Reading, prototype_B: Tensor) -> Changes:
 
 
 def attacked_pictures(batch: Batch, prototype_B: Tensor, strength: Strength) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the pictures after the random start and after the attack; only the network that has the prototype sees them
-    changed."""
+    """Return the pictures after the random start and after the attack; only the network that has the prototype sees
+    them changed."""
     networks = batch.subject.classifier.networks
     box_B4 = batch.clean.boxes(torch.arange(len(batch), device=batch.device), prototype_B)
     generator = torch.Generator(batch.device).manual_seed(seed_for("attack", int(batch.index_B[0])))

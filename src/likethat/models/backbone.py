@@ -80,7 +80,7 @@ class Backbone(nn.Module):
 
     @property
     def offset(self) -> tuple[float, float]:
-        """Return how far below and to the right of where maps are drawn cells look, in cells; 0 where that is left so."""
+        """Return how far below and to the right of where maps are drawn cells look, in cells, if that is drawn."""
         if not self.centred or self.windows is not None:
             return 0.0, 0.0
         return _offset_of(self.name, self.input_size, self.fine_map)
@@ -188,7 +188,8 @@ def create_backbone(
     fine_map: bool = False,
     centred: bool = False,
 ) -> Backbone:
-    """Create a backbone. `weights`: 'pretrained' (ImageNet), 'none' (random), or a safetensors or weights-only .pth file."""
+    """Create a backbone with weights that are 'pretrained' (ImageNet), 'none' (random), or a safetensors or weights-only
+    .pth file."""
     if windows == NO_WINDOWS:
         backbone = Backbone(name, input_size, fine_map=fine_map)
     else:

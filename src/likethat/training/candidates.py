@@ -101,8 +101,8 @@ def _tell_apart(
 
 
 def spread_choice(candidate_SD: Tensor, evidence_S: Tensor, count: int) -> Tensor:
-    """Return `count` different candidates, one near each centre of a k-means that starts at the strongest evidence and then
-    at whatever lies farthest from the centres so far."""
+    """Return `count` different candidates, one near each centre of a k-means that starts at the strongest evidence and
+    then at whatever lies farthest from the centres so far."""
     start = [int(evidence_S.argmax())]
     distance_S = (candidate_SD - candidate_SD[start[0]]).square().sum(1)
     for _ in range(count - 1):

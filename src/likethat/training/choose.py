@@ -11,29 +11,24 @@ from torch import Tensor, nn
 
 from likethat.data.loaders import Images
 from likethat.distributed import gather_rows, own_shard
-from likethat.inference.feature_maps import FeatureMaps, features_of, keep_feature_maps, own_features_of
+from likethat.inference.feature_maps import FeatureMaps, features_of, own_features_of
 from likethat.inference.passes import EVAL_BATCH, groups_within, scores_by
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores, reset_last_layer
-from likethat.progress import Advance
 from likethat.runtime import send
 from likethat.training.moments import Moments, feature_moments, principal_components
 from likethat.training.parts import Parts
 from likethat.training.project import Projection
 
-MOST_BYTES = 2**29  # of feature maps or patches in memory at a time
+MOST_BYTES = 2**29  # of patches in memory at a time
 SMOOTHING = 0.1  # of the labels that the scale is fitted to
 SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
 
 
 @torch.no_grad()
 def start_from_baseline(
-    model: ProtoPNet,
-    baseline: BaselineClassifier,
-    images: Images | FeatureMaps,
-    parts: Parts,
-    advance: Advance | None = None,
+    model: ProtoPNet, baseline: BaselineClassifier, images: Images | FeatureMaps, parts: Parts
 ) -> Projection:
     """Set add-on, prototypes and last layer from `baseline`, whose backbone the model shares.
 
@@ -42,10 +37,7 @@ def start_from_baseline(
     baseline.eval()
     model.eval()
     height, width = model.patch_grid
-    if isinstance(images, Images) and 4 * len(images) * height * width * baseline.backbone.channels <= MOST_BYTES:
-        everything = torch.arange(len(images), device=images.device)
-        images = keep_feature_maps(baseline.backbone, images, everything)
-    set_add_on(model, feature_moments(baseline.backbone, images, 0, advance))
+    set_add_on(model, feature_moments(baseline.backbone, images, 0))
     layer = model.prototype_layer
     mean_mD = mean_patches(model, images, parts)
     image_P, place_P = torch.zeros_like(layer.class_P), torch.zeros_like(layer.class_P)

@@ -26,6 +26,7 @@ class Course:
     classes: tuple[str, ...]
     config: Config
     run: Path
+    fingerprint: str  # of the images
     display: Display
     stop: StopFlag
     observe: Observer | None = None

@@ -24,6 +24,7 @@ from likethat.runtime import seed_for
 from likethat.training import stages
 from likethat.training.batches import FreshViews, Shown
 from likethat.training.course import Course
+from likethat.training.forecast import Forecast
 from likethat.training.losses import (
     Costs,
     CostsOf,
@@ -35,10 +36,18 @@ from likethat.training.losses import (
     target_logits,
 )
 from likethat.training.parallel import average_gradients, synchronise_norms
-from likethat.training.plan import PlanEntry, make_plan, set_learning_rates, set_mode
+from likethat.training.plan import (
+    PlanEntry,
+    epochs_to_come,
+    make_plan,
+    set_learning_rates,
+    set_mode,
+    steps_of_epoch,
+    title_of,
+)
 from likethat.training.project import check_enough_patches
 from likethat.training.state import RunState, Saver, load_run_state
-from likethat.training.wrap_step import TakeStep, wrap_step
+from likethat.training.wrap_step import TakeStep, compiling_pays, wrap_step
 
 SEED_NAMES = {"baseline": "classifier"}  # a stage's former name: from a seed follow the same draws as ever
 
@@ -61,20 +70,22 @@ def fit(model: ProtoPNet, baseline: BaselineClassifier | None, course: Course) -
 def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
     """Take a fresh `state` from where the run folder says it was stopped to the end of the plan."""
     synchronise_norms(state.network)
-    load_run_state(state, course.run, course.config.train)
-    saver = Saver(state, course.run)
+    load_run_state(state, course)
+    saver, forecast = Saver(state, course), Forecast(plan, state.position, course)
     take_step: TakeStep | None = None  # of one stage
     try:
         while state.position < len(plan):
             entry, known = plan[state.position], len(state.metrics)
+            started, is_whole = time.monotonic(), state.batch == 0 and take_step is not None
             if entry.is_epoch:
-                started = time.monotonic()
-                take_step = take_step or make_step(state, entry.stage, course)
-                train_one_epoch(take_step, entry, state, course, saver)
+                take_step = take_step or make_step(state, entry.stage, course, epochs_to_come(plan, state.position))
+                train_one_epoch(take_step, entry, state, course, saver, forecast)
                 stages.end_epoch(state, entry, course, time.monotonic() - started)
             else:
                 stages.OTHER_STAGES[entry.stage](state, entry, course)
                 state.share()
+            if is_whole or not entry.is_epoch:
+                forecast.after_entry(state.position, time.monotonic() - started)
             state.position += 1
             if course.observe:
                 for number, record in enumerate(state.metrics[known:], known):
@@ -89,7 +100,9 @@ def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
         raise
 
 
-def train_one_epoch(take_step: TakeStep, entry: PlanEntry, state: RunState, course: Course, saver: Saver) -> None:
+def train_one_epoch(
+    take_step: TakeStep, entry: PlanEntry, state: RunState, course: Course, saver: Saver, forecast: Forecast
+) -> None:
     """Take the steps of one epoch, from the batch that was reached."""
     settings, stage = course.config.train, entry.stage
     optimizer = state.optimizer_for(stage, settings)
@@ -103,7 +116,7 @@ def train_one_epoch(take_step: TakeStep, entry: PlanEntry, state: RunState, cour
             f"A step has {batches.shape[1]} images for {world_size()} processes; start fewer, or pass a larger "
             "--batch-size."
         )
-    with course.display.task(str(entry)) as advance:
+    with course.display.task(title_of(entry, settings)) as advance:
         for number in range(state.batch, len(batches)):
             course.check_stop()
             saver.save_if_due()
@@ -112,11 +125,12 @@ def train_one_epoch(take_step: TakeStep, entry: PlanEntry, state: RunState, cour
             for name, value in costs.items():
                 state.totals[name] = state.totals.get(name, 0) + value / len(batches)
             state.batch = number + 1
+            forecast.after_step(state.position, number + 1, len(batches))
             advance(number + 1, len(batches))
 
 
-def make_step(state: RunState, stage: str, course: Course) -> TakeStep:
-    """Return what takes the steps of one stage: `gradient_step` on fresh views of a batch."""
+def make_step(state: RunState, stage: str, course: Course, epochs: int) -> TakeStep:
+    """Return what takes the steps of one stage, in the epochs to come: `gradient_step` on fresh views of a batch."""
     config = course.config
 
     def costs_of(*shown: Tensor) -> Costs:
@@ -128,7 +142,11 @@ def make_step(state: RunState, stage: str, course: Course) -> TakeStep:
     cells = state.backbone.cells
     middle_Nm2 = None if stage == "baseline" or state.parts is None else state.parts.middles(cells)
     source = FreshViews(course.train, augment, cells, middle_Nm2)
-    return wrap_step(gradient_step, averaged, optimizer, source, course.display.line, compile=config.train.compile)
+    tell, steps = course.display.line, epochs * steps_of_epoch(len(course.train), config.train) - state.batch
+    compile = config.train.compile
+    if compile is None:
+        compile = compiling_pays(steps, source.device, stage, tell)
+    return wrap_step(gradient_step, averaged, optimizer, source, tell, compile=compile)
 
 
 def gradient_step(

@@ -47,7 +47,7 @@ def target_logits(teacher: BaselineClassifier, x_B3HW: Tensor, *, mirrors: bool)
 
 
 def locality_cost(z_BDHW: Tensor, same_BHW: Tensor) -> Tensor:
-    """Return one less the mean cosine of latent patches that show the same pixels in a picture and in the one before it.
+    """Return one less the mean cosine of patches that show the same pixels in a picture and in the one before it.
 
     What a patch is like should not depend on what lies around it. A picture without such patches costs nothing.
     """
@@ -57,8 +57,8 @@ def locality_cost(z_BDHW: Tensor, same_BHW: Tensor) -> Tensor:
 
 
 def place_cost(similarity_BVmHW: Tensor, part_BVmHW: Tensor) -> Tensor:
-    """Return the cross entropy of where prototypes are found: minus the logarithm of the share of a map, as a softmax, that lies
-    on the prototype's part. The mean over pictures and parts; a part that a picture does not show costs nothing."""
+    """Return the cross entropy of where prototypes are found: minus the logarithm of the share of a map, as a softmax,
+    that lies on the prototype's part. The mean over pictures and parts; a part that a picture does not show costs nothing."""
     chance_BVmS = (similarity_BVmHW.float() / TEMPERATURE).flatten(3).log_softmax(3)
     part_BVmS = part_BVmHW.flatten(3)
     on_part_BVm = chance_BVmS.masked_fill(~part_BVmS, torch.finfo(torch.float32).min).logsumexp(3)
@@ -96,7 +96,7 @@ def protopnet_costs(
     teacher_logits_BK: Tensor | None = None,
     others: Costs | None = None,
 ) -> Costs:
-    """Return every cost by name; 'loss' is their weighted sum. Clusters form around the first image that a picture shows.
+    """Return every cost by name; 'loss' is their weighted sum. Clusters form around the first image of a picture.
 
     The weight of each of the `others` is the option of its name.
     """

@@ -11,7 +11,6 @@ from likethat.data.loaders import Images
 from likethat.distributed import all_reduce_sum, gather_rows
 from likethat.inference.feature_maps import FeatureMaps, own_features_of
 from likethat.models.backbone import Backbone
-from likethat.progress import Advance
 from likethat.runtime import send
 
 STRIDE = 37  # cells by which the sampled ones move on from image to image; prime to the usual numbers of cells
@@ -26,15 +25,13 @@ class Moments:
     sample_SC: Tensor
 
 
-def feature_moments(
-    backbone: Backbone, images: Images | FeatureMaps, each: int, advance: Advance | None = None
-) -> Moments:
+def feature_moments(backbone: Backbone, images: Images | FeatureMaps, each: int) -> Moments:
     """Pass once over the images, and keep `each` features of every one."""
     places, channels = backbone.map_size[0] * backbone.map_size[1], backbone.channels
     spread_e = torch.arange(each, device=images.device) * places // max(1, each)
     sample_NeC = torch.zeros(len(images), each, channels, device=images.device)
     seen, total_C, product_CC = 0, torch.zeros(channels).double(), torch.zeros(channels, channels).double()
-    for index_B, feature_BCHW, _ in own_features_of(backbone, images, advance):
+    for index_B, feature_BCHW, _ in own_features_of(backbone, images):
         here_B = send(index_B, images.device)
         feature_BSC = feature_BCHW.flatten(2).mT
         place_Be = (here_B[:, None] * STRIDE + spread_e) % places

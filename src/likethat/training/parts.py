@@ -14,7 +14,6 @@ from likethat.data.loaders import Images
 from likethat.distributed import gather_rows
 from likethat.inference.feature_maps import FeatureMaps, own_features_of
 from likethat.models.backbone import Backbone
-from likethat.progress import Advance
 from likethat.runtime import seed_for, send
 from likethat.training.moments import feature_moments, principal_components
 
@@ -43,7 +42,7 @@ class Parts:
 
 
 @torch.no_grad()
-def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, advance: Advance | None = None) -> Parts:
+def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int) -> Parts:
     """Find `count` parts by what a backbone, in evaluation mode, makes of the images.
 
     A kind of patch is the better a part the more images show it, and the nearer to its peak in an image its patches
@@ -51,14 +50,14 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, adv
     """
     places = backbone.map_size[0] * backbone.map_size[1]
     each = min(places, max(1, SAMPLES // len(images)))
-    found = feature_moments(backbone, images, each, advance)
+    found = feature_moments(backbone, images, each)
     weight_DC, bias_D = principal_components(found, min(WIDTH, backbone.channels))
     weight_DC, bias_D = weight_DC.to(found.sample_SC), bias_D.to(found.sample_SC)
     kinds = min(max(KINDS, KINDS_A_PART * count), len(found.sample_SC))
     centre_MD = k_means(F.normalize(found.sample_SC @ weight_DC.T + bias_D, dim=1), kinds)
     place_NM = torch.zeros(len(images), kinds, dtype=torch.long, device=images.device)
     compact_NM = torch.zeros(len(images), kinds, device=images.device)  # 0 where an image does not show the kind
-    for index_B, feature_BCHW, _ in own_features_of(backbone, images, advance):
+    for index_B, feature_BCHW, _ in own_features_of(backbone, images):
         here_B = send(index_B, images.device)
         patch_BDHW = torch.einsum("bchw,dc->bdhw", feature_BCHW, weight_DC) + bias_D[:, None, None]
         place_NM[here_B], compact_NM[here_B] = locate(F.normalize(patch_BDHW, dim=1), centre_MD)

@@ -29,9 +29,6 @@ class PlanEntry:
     def is_epoch(self) -> bool:
         return self.stage in ("baseline", "warm", "joint")
 
-    def __str__(self) -> str:
-        return f"{self.stage} epoch {self.epoch + 1}" if self.is_epoch else self.stage.replace("_", " ")
-
 
 def make_plan(config: TrainConfig) -> list[PlanEntry]:
     """Return the plan: [baseline, choose,] warm, then [joint, project, last layer] for each cycle."""
@@ -46,6 +43,27 @@ def make_plan(config: TrainConfig) -> list[PlanEntry]:
         plan += [PlanEntry("project", cycle), PlanEntry("last_layer", cycle)]
         done += epochs
     return plan
+
+
+def epochs_of(stage: str, config: TrainConfig) -> int:
+    """Return the epochs of a stage of gradient descent, over all cycles."""
+    epochs = {"baseline": config.baseline_epochs, "warm": config.warm_epochs, "joint": sum(config.joint_epochs)}
+    return epochs[stage]
+
+
+def steps_of_epoch(images: int, config: TrainConfig) -> int:
+    return -(-images * config.views // config.batch_size)
+
+
+def title_of(entry: PlanEntry, config: TrainConfig) -> str:
+    """Return an epoch's name for people: 'joint epoch 3 of 40'."""
+    return f"{entry.stage} epoch {entry.epoch + 1} of {epochs_of(entry.stage, config)}"
+
+
+def epochs_to_come(plan: list[PlanEntry], position: int) -> int:
+    """Return how many epochs of one stage follow each other from here on."""
+    stage = plan[position].stage
+    return next((n for n, entry in enumerate(plan[position:]) if entry.stage != stage), len(plan) - position)
 
 
 def start_stage(
@@ -110,8 +128,7 @@ def lr_factor(entry: PlanEntry, done: float, config: TrainConfig) -> float:
     over all epochs of the stage."""
     if config.lr_step:
         return float(0.1 ** ((entry.epoch + 1) // config.lr_step)) if entry.stage == "joint" else 1.0
-    epochs = {"baseline": config.baseline_epochs, "warm": config.warm_epochs, "joint": sum(config.joint_epochs)}
-    share = (entry.epoch + done) / epochs[entry.stage]
+    share = (entry.epoch + done) / epochs_of(entry.stage, config)
     if share < WARM_UP_SHARE:
         return (share + 1e-4) / WARM_UP_SHARE
     return 0.5 + 0.5 * math.cos(math.pi * (share - WARM_UP_SHARE) / (1 - WARM_UP_SHARE))

@@ -11,6 +11,7 @@ import torch
 from likethat.config import AUTO_WIDTH, Config
 from likethat.data.loaders import Images
 from likethat.errors import UserError
+from likethat.inference.feature_maps import FeatureMaps, maps_if_they_fit
 from likethat.inference.passes import classify_images, last_layer_images, measure, mixed_precision
 from likethat.inference.score_cache import cached_scores
 from likethat.models.backbone import configured_backbone, place
@@ -20,10 +21,11 @@ from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state
 from likethat.training.choose import embed_sources, start_from_baseline
 from likethat.training.course import Course
+from likethat.training.head import fit_head
 from likethat.training.last_layer import solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
 from likethat.training.parts import find_parts
-from likethat.training.plan import PlanEntry
+from likethat.training.plan import PlanEntry, title_of
 from likethat.training.project import project
 from likethat.training.state import RunState
 
@@ -38,11 +40,11 @@ def begin_epoch(state: RunState, stage: str, train: Images, config: Config) -> N
 
 def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float) -> None:
     """Measure the network on validation images, and tell."""
-    val = course.val
+    val, title = course.val, title_of(entry, course.config.train)
     means = {name: float(value) for name, value in state.totals.items()}
     if not abs(means["loss"]) < float("inf"):
         raise UserError(
-            f"The loss is not finite in {entry}: lower the learning rates by a factor of 10 and train again into "
+            f"The loss is not finite in {title}: lower the learning rates by a factor of 10 and train again into "
             "another --out; if it recurs, look at the data with `likethat data check`."
         )
     with mixed_precision(val.device):  # followed, not relied on: what a model is chosen by is measured exactly
@@ -53,7 +55,8 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float)
     state.metrics.append({**asdict(entry), "train": means, "val": measured, "seconds": seconds})
     costs = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if name != "accuracy")
     shown = f"accuracy train {means['accuracy']:.1%}, validation {measured['accuracy']:.1%}"
-    course.display.line(f"{entry}: {costs}; {shown}")
+    note = f"; {course.display.note}" if course.display.note else ""
+    course.display.line(f"{title}: {costs}; {shown}{note}")
     state.batch, state.totals = 0, {}
 
 
@@ -68,9 +71,9 @@ def find_parts_of_images(state: RunState, entry: PlanEntry, course: Course) -> N
             raise
         display.line(f"note: parts are found by the baseline's own weights ({error})")
         backbone = state.backbone
+    backbone, count = place(backbone, course.train.device).eval(), config.model.prototypes_per_class
     with display.task("parts of the pictures") as advance:
-        count = config.model.prototypes_per_class
-        state.parts = find_parts(place(backbone, course.train.device).eval(), course.train, count, advance)
+        state.parts = find_parts(backbone, maps_if_they_fit(backbone, course.train, advance), count)
     shown_m = state.parts.shown_Nm.float().mean(0).tolist()
     state.metrics.append({**asdict(entry), "shown": shown_m, "seconds": time.monotonic() - started})
     display.line(f"{count} parts found, each in {min(shown_m):.0%} to {max(shown_m):.0%} of the training images")
@@ -80,16 +83,26 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
     """Take prototypes from the baseline's patches; from then on it is the teacher."""
     model, baseline, val, display = state.protopnet, state.baseline, course.val, course.display
     assert baseline is not None
+    with display.task("feature maps") as advance:
+        images = maps_if_they_fit(baseline.backbone, course.train, advance)
+    if course.config.train.fit_head:
+        _fit_head(baseline, images, course)
     if course.config.model.latent_width == AUTO_WIDTH:
         _choose_width(state, baseline, course)
     started = time.monotonic()
-    with display.task("choosing prototypes") as advance:
-        assert state.parts is not None
-        state.projection = start_from_baseline(model, baseline, course.train, state.parts, advance)
+    assert state.parts is not None
+    state.projection = start_from_baseline(model, baseline, images, state.parts)
     state.make_teacher()
     measured = measure(classify_images(model, val), val.label_N)
     state.metrics.append({**asdict(entry), "val": measured, "seconds": time.monotonic() - started})
     display.line(f"prototypes chosen among the baseline's patches: validation accuracy {measured['accuracy']:.1%}")
+
+
+def _fit_head(baseline: BaselineClassifier, images: Images | FeatureMaps, course: Course) -> None:
+    """Fit the baseline's head to what the frozen backbone makes of the training images."""
+    fit_head(baseline, images, course.config.train.label_smoothing)
+    measured = measure(classify_images(baseline, course.val), course.val.label_N)
+    course.display.line(f"baseline on the backbone as it is: validation accuracy {measured['accuracy']:.1%}")
 
 
 def _choose_width(state: RunState, baseline: BaselineClassifier, course: Course) -> None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from torch import Tensor, nn
 
-from likethat.config import TrainConfig
+from likethat import __version__
+from likethat.config import TrainConfig, from_dict
 from likethat.distributed import broadcast_model, broadcast_tensor, is_main_process
 from likethat.errors import UserError
 from likethat.models.backbone import Backbone
@@ -28,6 +30,7 @@ from likethat.runs.atomic_files import (
     with_prefix,
     write_text,
 )
+from likethat.training.course import Course
 from likethat.training.parts import Parts
 from likethat.training.plan import start_stage
 from likethat.training.project import Projection
@@ -109,7 +112,7 @@ class RunState:
         return self.baseline.head
 
 
-FORMAT = 2  # of the file
+FORMAT = 3  # of the file
 FOUND = {"projection": Projection, "best_projection": Projection, "parts": Parts}
 DOCUMENT = ("baseline_is_teacher", "position", "batch", "optimizer_stage", "best_accuracy", "metrics")
 
@@ -117,12 +120,12 @@ DOCUMENT = ("baseline_is_teacher", "position", "batch", "optimizer_stage", "best
 class Saver:
     """Saves a run now and then, and when told; of several processes the main one does."""
 
-    def __init__(self, state: RunState, run: Path) -> None:
-        self.state, self.run, self.last = state, run, time.monotonic()
+    def __init__(self, state: RunState, course: Course) -> None:
+        self.state, self.course, self.last = state, course, time.monotonic()
 
     def save(self) -> None:
         if is_main_process():
-            save_run_state(self.state, self.run)
+            save_run_state(self.state, self.course)
         self.last = time.monotonic()
 
     def save_if_due(self) -> None:
@@ -130,7 +133,7 @@ class Saver:
             self.save()
 
 
-def save_run_state(state: RunState, run: Path) -> None:
+def save_run_state(state: RunState, course: Course) -> None:
     """Write one file, replaced as a whole; metrics.jsonl follows from it."""
     tensors = with_prefix("totals", state.totals)
     for name, network in (("model", state.model), ("baseline", state.own_part_of_baseline())):
@@ -144,19 +147,63 @@ def save_run_state(state: RunState, run: Path) -> None:
             tensors |= with_prefix(name, vars(found))
     if state.best_unsolved_KP is not None:
         tensors["best_unsolved_KP"] = state.best_unsolved_KP
-    document = {"format": FORMAT, **{name: getattr(state, name) for name in DOCUMENT}}
-    save_tensors(run / layout.STATE, tensors, document)
-    write_metrics(run, state.metrics)
+    head = {"format": FORMAT, "versions": versions(), "images": course.fingerprint, "config": course.config.to_dict()}
+    save_tensors(course.run / layout.STATE, tensors, {**head, **{name: getattr(state, name) for name in DOCUMENT}})
+    write_metrics(course.run, state.metrics)
 
 
-def load_run_state(state: RunState, run: Path, config: TrainConfig) -> None:
+def load_run_state(state: RunState, course: Course) -> None:
     """Fill a fresh `state` with the saved one, where there is one."""
-    file = run / layout.STATE
+    file = course.run / layout.STATE
     if not file.is_file():
         return
-    tensors, document = load_tensors(file)
-    if (document or {}).get("format") != FORMAT:
-        raise UserError(f"{file} is of another version of likethat; resume with that version, or train again.")
+    try:
+        tensors, document = load_tensors(file)
+    except UserError as error:
+        raise UserError(f"{file} is damaged, so the run cannot go on; start it again with --overwrite.") from error
+    _check_origin(document, course)
+    try:
+        _fill(state, tensors, document, course.config.train)
+    except torch.OutOfMemoryError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{file} does not fit the network that this run trains; it was saved with {_told(document['versions'])}. "
+            "Resume with these versions, or start again with --overwrite."
+        ) from error
+
+
+def versions() -> dict[str, str]:
+    """Return what decides whether a saved state fits, and whether what follows has the same bits."""
+    return {"likethat": __version__, "torch": str(torch.__version__), "timm": timm.__version__}
+
+
+def _told(made_with: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in made_with.items())
+
+
+def _check_origin(document: Any, course: Course) -> None:
+    """Refuse a state that this version cannot read or that belongs to another run; note other versions of libraries."""
+    file = course.run / layout.STATE
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        made_with = document.get("versions") if isinstance(document, dict) else None
+        named = f" ({_told(made_with)})" if made_with else ""
+        raise UserError(
+            f"{file} is of another version of likethat{named}; resume with that one, or start again with --overwrite."
+        )
+    if document["images"] != course.fingerprint or from_dict(document["config"]) != course.config:
+        raise UserError(
+            f"{file} belongs to another run, with other settings or images; put this run's own back, or start again "
+            "with --overwrite."
+        )
+    if document["versions"] != versions():
+        course.display.line(
+            f"note: the run was saved with {_told(document['versions'])} and goes on with {_told(versions())}: it may "
+            "not end the same to the bit"
+        )
+
+
+def _fill(state: RunState, tensors: dict[str, Tensor], document: dict[str, Any], config: TrainConfig) -> None:
     for name in DOCUMENT:
         setattr(state, name, document[name])
     if state.model is not None:

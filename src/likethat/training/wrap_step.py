@@ -12,6 +12,7 @@ from likethat.training.batches import FreshViews
 from likethat.training.losses import Costs, CostsOf
 from likethat.training.parallel import mean_over_processes
 
+COMPILED_FROM = 20_000  # steps of a stage: it takes a minute, and each step then some milliseconds less
 WARM_UP = 3  # steps before the recording, in which CUDA's libraries choose their kernels
 
 GradientStep = Callable[..., Costs]  # of what is shown, its costs, an optimiser and perhaps the weight of the loss
@@ -104,6 +105,16 @@ class RecordedStep:
             self.tell(f"note: steps cannot be recorded with this backbone, so they run slower ({error})")
             return
         self.graph = graph
+
+
+def compiling_pays(steps: int, device: torch.device, stage: str, tell: Tell) -> bool:
+    """Decide whether a stage with so many steps to come is compiled, where nobody has, and say it; a CPU's is not."""
+    if device.type != "cuda":
+        return False
+    pays = steps >= COMPILED_FROM
+    decision = "compiled, which takes about a minute" if pays else "not compiled"
+    tell(f"{stage}: {steps:,} steps to come are {decision}; that pays from {COMPILED_FROM:,} on (--[no-]compile)")
+    return pays
 
 
 def compiled(costs_of: CostsOf, tell: Tell) -> CostsOf:

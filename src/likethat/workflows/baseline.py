@@ -20,7 +20,7 @@ from likethat.report.html import write_baseline_report
 from likethat.runs import layout
 from likethat.runs.atomic_files import save_tensors
 from likethat.runs.baseline import LoadedBaseline, load_baseline
-from likethat.runtime import exact_arithmetic, resolve_device, seed_for, stop_on_signals
+from likethat.runtime import exact_arithmetic, memory_shortage_told, resolve_device, seed_for, stop_on_signals
 from likethat.training.course import Course
 from likethat.training.loop import follow_plan
 from likethat.training.plan import make_plan
@@ -58,7 +58,7 @@ def train_baseline(
     if saved is not None and layout.is_finished(out):
         display.line(f"{out} is finished already.")
         return load_baseline(out, device)
-    with stop_on_signals() as stop:
+    with memory_shortage_told(), stop_on_signals() as stop:
         prepared = prepare(Path(data), out, config, torch_device, display, stop)
         classes = prepared.dataset.classes
         record = replace(make_record(prepared, []), kind=layout.BASELINE)
@@ -68,7 +68,8 @@ def train_baseline(
         begin(out, record, saved)
         state = RunState(None, model)
         train_images, val_images, test = (prepared.images[part] for part in ("train", "val", "test"))
-        follow_plan(plan, state, Course(train_images, val_images, classes, config, out, display, stop))
+        fingerprint = record.data.fingerprint
+        follow_plan(plan, state, Course(train_images, val_images, classes, config, out, fingerprint, display, stop))
         with display.task("test images") as advance:
             logits_NK = classify_images(model, test, advance)
         evaluation = evaluate_logits(logits_NK, test.label_N, classes, "test")

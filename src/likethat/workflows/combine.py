@@ -92,7 +92,7 @@ def _check_alike(parts: Sequence[Part]) -> None:
 
 
 def _copy_member(part: Part, classes: tuple[str, ...], target: Path) -> None:
-    """Make a copy without checkpoints and measurements; with its prototypes and connections in the order of `classes`."""
+    """Make a copy without checkpoints and measurements, its prototypes and connections in the order of `classes`."""
     ignore = shutil.ignore_patterns(CHECKPOINTS, *layout.INTERPRETABILITY.values())
     try:
         shutil.copytree(part.path, target, ignore=ignore)

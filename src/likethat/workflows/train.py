@@ -21,7 +21,7 @@ from likethat.runs.atomic_files import save_tensors
 from likethat.runs.baseline import check_baseline, read_baseline
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.layout import RunRecord
-from likethat.runtime import exact_arithmetic, resolve_device, seed_for, stop_on_signals
+from likethat.runtime import exact_arithmetic, memory_shortage_told, resolve_device, seed_for, stop_on_signals
 from likethat.training.course import Course
 from likethat.training.loop import fit
 from likethat.training.state import RunState
@@ -61,7 +61,7 @@ def train(
         source = config.train.from_baseline
     if source:
         check_baseline(Path(source), config.model, display)
-    with stop_on_signals() as stop:
+    with memory_shortage_told(), stop_on_signals() as stop:
         prepared = prepare(Path(data), out, config, torch_device, display, stop)
         record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
         check_same_images(saved, record, out)
@@ -78,7 +78,7 @@ def train(
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard and is_main_process() else None
         classes = prepared.dataset.classes
-        course = Course(train_images, val_images, classes, config, out, display, stop, observe)
+        course = Course(train_images, val_images, classes, config, out, record.data.fingerprint, display, stop, observe)
         state = fit(model, baseline, course)
         if config.model.latent_width == AUTO_WIDTH and is_main_process():
             with_chosen_width(record, model).write(out)
