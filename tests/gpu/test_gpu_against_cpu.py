@@ -20,6 +20,7 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.runtime import exact_arithmetic
 from likethat.training.choose import start_from_baseline
 from likethat.training.last_layer import solve_last_layer
+from likethat.training.parts import find_parts
 from likethat.training.project import project
 
 pytestmark = ON_GPU
@@ -27,7 +28,7 @@ pytestmark = ON_GPU
 CLASSES = ("a", "b", "c")
 CPU = torch.device("cpu")
 # Noise is drawn where the pictures are, and two devices draw otherwise.
-DRAWN_ON_THE_DEVICE = ("noise", "attack", "stability")
+DRAWN_ON_THE_DEVICE = ("noise", "attack", "stability", "random start")
 
 
 def make_images(device: torch.device) -> Images:
@@ -71,7 +72,8 @@ def test_prototypes_are_chosen_alike() -> None:
     for model, images in on_both(add_on="linear", similarity="cosine"):
         torch.manual_seed(1)
         baseline = BaselineClassifier(model.backbone, len(CLASSES))
-        found.append((start_from_baseline(model, baseline.to(images.device), images, 0.5), model))
+        parts = find_parts(model.backbone, images, 4)
+        found.append((start_from_baseline(model, baseline.to(images.device), images, parts), model))
     (cpu, cpu_model), (gpu, gpu_model) = found
     assert torch.equal(gpu.image_P.cpu(), cpu.image_P)
     assert torch.equal(gpu.row_P.cpu(), cpu.row_P)

@@ -65,7 +65,7 @@ def test_what_most_images_show_in_one_place_is_a_part_and_backgrounds_are_not(mo
 def test_centres_are_means_of_what_is_nearest_to_them() -> None:
     generator = torch.Generator().manual_seed(3)
     heap_SD = torch.eye(5).repeat_interleave(30, 0) * 4 + 0.1 * torch.randn(150, 5, generator=generator)
-    centre_MD = k_means(heap_SD, 5)
+    centre_MD = k_means(heap_SD, 5, seed=0)
     order_M = centre_MD.argmax(1)
     assert sorted(order_M.tolist()) == [0, 1, 2, 3, 4]
     torch.testing.assert_close(centre_MD[order_M.argsort()], heap_SD.unflatten(0, (5, 30)).mean(1))

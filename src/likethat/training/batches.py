@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,8 +15,8 @@ from likethat.data.loaders import Images, to_unit
 from likethat.distributed import own_shard, world_size
 from likethat.runtime import send
 
-RADIUS = float(os.environ.get("LT_RADIUS", 24 / 112))  # of a part around its place, where a picture goes from -1 to 1
-MARGIN = float(os.environ.get("LT_MARGIN", 1))
+RADIUS = 24 / 112  # of a part around its place, where a picture goes from -1 to 1
+MARGIN = 1.0  # cells around those that show the same pixels in two views that must show the same, too
 
 
 class Shown(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -14,7 +13,7 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import Output, ProtoPNet
 from likethat.models.prototypes import products
 
-TEMPERATURE = float(os.environ.get("LT_TEMP", 0.1))  # of similarities, where places are compared
+TEMPERATURE = 0.1  # of similarities, where places are compared
 
 Costs = dict[str, Tensor]
 CostsOf = Callable[..., Costs]  # of what is shown: pictures, and what is known of them
@@ -49,9 +48,12 @@ def target_logits(teacher: BaselineClassifier, x_B3HW: Tensor, *, mirrors: bool)
 def locality_cost(z_BDHW: Tensor, same_BHW: Tensor) -> Tensor:
     """Return one less the mean cosine of patches that show the same pixels in a picture and in the one before it.
 
-    What a patch is like should not depend on what lies around it. A picture without such patches costs nothing.
+    What a patch is like should not depend on what lies around it. Patches are compared by what sets them apart from
+    the mean of all pictures at that place, or maps that are all alike would be local. A picture without such patches
+    costs nothing.
     """
-    direction_BDHW = F.normalize(z_BDHW.float(), dim=1)
+    z_BDHW = z_BDHW.float()
+    direction_BDHW = F.normalize(z_BDHW - z_BDHW.mean(0), dim=1)
     away_BHW = 1 - (direction_BDHW * direction_BDHW.roll(1, 0)).sum(1)
     return ((away_BHW * same_BHW).sum((1, 2)) / same_BHW.sum((1, 2)).clamp(min=1)).mean()
 

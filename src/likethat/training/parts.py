@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +16,10 @@ from likethat.inference.moments import feature_moments, principal_components
 from likethat.models.backbone import Backbone
 from likethat.runtime import seed_for, send
 
-KINDS = int(os.environ.get("LT_KINDS", 20))  # kinds of patches that parts are chosen among, at least
-KINDS_A_PART = 2
+KINDS, KINDS_A_PART = 20, 2  # kinds of patches that parts are chosen among, at least; and for each part
+STARTS = 8  # of k-means, of which that with the best parts counts
 WIDTH = 512  # principal components that patches are compared by, at most
-SAMPLES = 2**15  # patches that kinds are told apart by, at most
+SAMPLES = 2**14  # patches that kinds are told apart by, at most
 ROUNDS = 25  # of k-means
 NEAR = 2  # cells around its peak in which a compact kind lies
 
@@ -46,7 +45,8 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int) -> 
     """Find `count` parts by what a backbone, in evaluation mode, makes of the images.
 
     A kind of patch is the better a part the more images show it, and the nearer to its peak in an image its patches
-    lie: backgrounds are of many kinds, of which an image shows few, all over the place.
+    lie: backgrounds are of many kinds, of which an image shows few, all over the place. Kinds are told apart several
+    times, from other starts; the best parts together win.
     """
     places = backbone.map_size[0] * backbone.map_size[1]
     each = min(places, max(1, SAMPLES // len(images)))
@@ -54,16 +54,21 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int) -> 
     weight_DC, bias_D = principal_components(found, min(WIDTH, backbone.channels))
     weight_DC, bias_D = weight_DC.to(found.sample_SC), bias_D.to(found.sample_SC)
     kinds = min(max(KINDS, KINDS_A_PART * count), len(found.sample_SC))
-    centre_MD = k_means(F.normalize(found.sample_SC @ weight_DC.T + bias_D, dim=1), kinds)
-    place_NM = torch.zeros(len(images), kinds, dtype=torch.long, device=images.device)
-    compact_NM = torch.zeros(len(images), kinds, device=images.device)  # 0 where an image does not show the kind
+    sample_SD = F.normalize(found.sample_SC @ weight_DC.T + bias_D, dim=1)
+    centre_AMD = torch.stack([k_means(sample_SD, kinds, seed_for("parts", start)) for start in range(STARTS)])
+    place_NAM = torch.zeros(len(images), STARTS, kinds, dtype=torch.long, device=images.device)
+    compact_NAM = torch.zeros(len(images), STARTS, kinds, device=images.device)  # 0 where an image shows none of a kind
     for index_B, feature_BCHW, _ in own_features_of(backbone, images):
         here_B = send(index_B, images.device)
         patch_BDHW = torch.einsum("bchw,dc->bdhw", feature_BCHW, weight_DC) + bias_D[:, None, None]
-        place_NM[here_B], compact_NM[here_B] = locate(F.normalize(patch_BDHW, dim=1), centre_MD)
-    place_NM, compact_NM = gather_rows(place_NM), gather_rows(compact_NM)
-    best_m = compact_NM.mean(0).topk(count).indices
-    return Parts(place_NM[:, best_m], compact_NM[:, best_m] > 0)
+        patch_BDHW = F.normalize(patch_BDHW, dim=1)
+        for start, centre_MD in enumerate(centre_AMD):
+            place_NAM[here_B, start], compact_NAM[here_B, start] = locate(patch_BDHW, centre_MD)
+    place_NAM, compact_NAM = gather_rows(place_NAM), gather_rows(compact_NAM)
+    best_Am = compact_NAM.mean(0).topk(count, dim=1)
+    start = int(best_Am.values.sum(1).argmax())
+    best_m = best_Am.indices[start]
+    return Parts(place_NAM[:, start, best_m], compact_NAM[:, start, best_m] > 0)
 
 
 def locate(patch_BDHW: Tensor, centre_MD: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,9 +92,9 @@ def locate(patch_BDHW: Tensor, centre_MD: Tensor) -> tuple[Tensor, Tensor]:
     return peak_BM, near_BM / is_best_BSM.sum(1).clamp(min=1)
 
 
-def k_means(sample_SD: Tensor, count: int) -> Tensor:
+def k_means(sample_SD: Tensor, count: int, seed: int) -> Tensor:
     """Return `count` centres. They start at samples drawn one after another, far ones more often than near ones."""
-    generator = torch.Generator().manual_seed(seed_for("parts"))
+    generator = torch.Generator().manual_seed(seed)
     centre_MD = sample_SD[torch.randint(len(sample_SD), (1,), generator=generator).to(sample_SD.device)]
     distance_S = (sample_SD - centre_MD).square().sum(1)
     for _ in range(count - 1):
