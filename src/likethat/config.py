@@ -103,7 +103,7 @@ class TrainConfig:
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
     locality: float = _option(
-        1.0, "weight of the locality cost: patches that show the same pixels are alike, whatever lies around them"
+        3.0, "weight of the locality cost: patches that show the same pixels are alike, whatever lies around them"
     )
     place: float = _option(1.0, "weight of the place cost: prototypes are found on the part that they were cut from")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")

@@ -48,12 +48,9 @@ def target_logits(teacher: BaselineClassifier, x_B3HW: Tensor, *, mirrors: bool)
 def locality_cost(z_BDHW: Tensor, same_BHW: Tensor) -> Tensor:
     """Return one less the mean cosine of patches that show the same pixels in a picture and in the one before it.
 
-    What a patch is like should not depend on what lies around it. Patches are compared by what sets them apart from
-    the mean of all pictures at that place, or maps that are all alike would be local. A picture without such patches
-    costs nothing.
+    What a patch is like should not depend on what lies around it. A picture without such patches costs nothing.
     """
-    z_BDHW = z_BDHW.float()
-    direction_BDHW = F.normalize(z_BDHW - z_BDHW.mean(0), dim=1)
+    direction_BDHW = F.normalize(z_BDHW.float(), dim=1)
     away_BHW = 1 - (direction_BDHW * direction_BDHW.roll(1, 0)).sum(1)
     return ((away_BHW * same_BHW).sum((1, 2)) / same_BHW.sum((1, 2)).clamp(min=1)).mean()
 
