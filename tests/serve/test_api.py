@@ -334,6 +334,6 @@ def test_combined_networks_are_served_too(run: TinyRun, pictures: list[Path]) ->
         assert image["classes"][0]["logit"] == pytest.approx(2 * alone.predicted.logit, abs=1e-4)
         (kept,) = client.post("/api/pictures", files=form(pictures[0])).json()["pictures"]
         shown = client.get(f"/api/pictures/{kept['id']}").json()
-        numbers = {row["prototype"] for row in shown["sheets"][0]["rows"]}
+        numbers = {row["prototype"] for group in shown["sheets"][0]["groups"] for row in group["rows"]}
         assert max(numbers) >= count > min(numbers)
         assert client.get(f"/prototypes/{max(numbers)}/crop.jpg").status_code == 200
