@@ -75,7 +75,7 @@ def _taken(low: float, high: float, source: int, size: int) -> slice:
     """
     scale = size / source
     # Rounded first: a side that lies on the border of two pixels does so up to rounding only.
-    low, high = math.floor(round(low * source, 6)) * scale, math.ceil(round(high * source, 6)) * scale
+    low, high = math.floor(round(low * source, 3)) * scale, math.ceil(round(high * source, 3)) * scale
     reach = 0.5 if source == size else max(1.0, scale)
     first, last = math.floor(round(low + 0.5 - reach, 6)), math.ceil(round(high - 0.5 + reach, 6))
     return slice(max(0, first), last)
