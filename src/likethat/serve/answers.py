@@ -87,11 +87,7 @@ def hidden_document(
     if len(sheets) == 2:
         sheets.append(explanation.lead(*classes))
     left = [
-        {
-            "logit": sheet.logit,
-            "points": {row.match.prototype.id: row.points for row in sheet.rows},
-        }
-        for sheet in sheets
+        {"logit": sheet.logit, "points": {row.match.prototype.id: row.points for row in sheet.rows}} for sheet in sheets
     ]
     matches = [row.match for sheet in sheets for row in sheet.rows]
     return {

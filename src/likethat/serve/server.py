@@ -151,14 +151,15 @@ class Server:
         """What becomes of a kept picture's points when parts of it are hidden."""
 
         async def work() -> dict[str, Any]:
-            prepared = hide_shares(kept.prepared, question.hide)
-            whole, outputs = await asyncio.gather(self.batcher.outputs(kept.prepared), self.batcher.outputs(prepared))
+            prepared = await self.in_thread(hide_shares, kept.prepared, question.hide)
+            outputs = await self.batcher.outputs(prepared)
 
             def answer() -> dict[str, Any]:
-                classes = question.classes([row["name"] for row in ranking(self.classifier, whole)])
+                ranked = ranking(self.classifier, outputs)
+                classes = question.classes([row["name"] for row in ranked])
                 options = replace(question.options, top_classes=1, against=None, also=classes)
                 explanation = explained(self.classifier, outputs, prepared, kept.name, options)
-                return hidden_document(explanation, prepared, ranking(self.classifier, outputs), classes)
+                return hidden_document(explanation, prepared, ranked, classes)
 
             return await self.in_thread(answer)
 
@@ -171,7 +172,7 @@ class Server:
         """A kept picture's explanation as a file."""
 
         async def work() -> bytes:
-            prepared = hide_shares(kept.with_image(), question.hide)
+            prepared = await self.in_thread(lambda: hide_shares(kept.with_image(), question.hide))
             outputs = await self.batcher.outputs(prepared)
 
             def answer() -> bytes:

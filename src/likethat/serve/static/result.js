@@ -69,7 +69,7 @@ class View {
     this.zone = dropZone(page, true);
     this.outcome = make("p", { class: "outcome" });
     this.hidden = new Hidden(asked.hide, page.run.limits.hidden,
-      (hide) => address(`/api/pictures/${encodeURIComponent(answer.id)}/hidden`, { ...asking(asked), hide }), () => this.drawHidden(), page.signal);
+      (hide) => address(`/api/pictures/${encodeURIComponent(answer.id)}/hidden`, { ...asking(asked), ...this.explained, hide }), () => this.drawHidden(), page.signal);
     this.hidden.drawOn(this.own.node);
     this.node = make("div", { class: "answer", "data-picture": answer.id }, this.head, make("div", { class: "columns" }, this.left, this.right));
     this.drawHead();
@@ -79,6 +79,8 @@ class View {
   }
 
   get comparing() { return this.answer.sheets.length > 1; }
+  /** The classes whose points are shown, whichever the model prefers when parts are hidden. */
+  get explained() { return { class: this.answer.sheets[0].name, against: this.answer.sheets[1]?.name }; }
   get name() { return this.answer.sheets[0].name; }
   get shown() { return this.comparing ? this.answer.difference : this.answer.sheets[0]; }
 
