@@ -21,7 +21,7 @@ from likethat.inference.source_image import leave_source_out
 from likethat.runs import layout
 from likethat.training import last_layer_problem, prune
 from likethat.training.last_layer import kkt_residual, objective, solve_last_layer
-from likethat.training.prune import CachedScores, largest_lambda, refit_last_layer
+from likethat.training.pruning.prune import CachedScores, largest_lambda, refit_last_layer
 from likethat.workflows import prune as prune_workflow
 from likethat.workflows import run_setup
 

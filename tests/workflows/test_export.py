@@ -98,6 +98,8 @@ def test_the_example_explains_like_the_command(run: Path, exported: Path, capsys
         assert main(["explain", str(run), str(path), "--json", "--device", "cpu"]) == 0
         (expected,) = json.loads(capsys.readouterr().out)["images"]
         del expected["sheet"], expected["verdict"]  # a picture file, and what calibration promises
+        for sheet in expected["classes"]:
+            del sheet["groups"]  # the same rows once more, summed up
         _assert_alike(told, expected)
         assert {row["name"] for sheet in told["classes"] for row in sheet["rows"]} == {"<crown>", None}
 

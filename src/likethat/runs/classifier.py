@@ -71,6 +71,7 @@ class PreparedPicture:
     image: Image  # upright
     pixels: tuple[Tensor, ...]  # 3HW uint8, one a member
     views: tuple[View, ...]
+    hidden: tuple[Box, ...] = ()  # what was painted over, in shares of what the networks see
 
 
 class Classifier:

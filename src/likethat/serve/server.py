@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fastapi import Request
 
-from likethat.data.decode import ImageError
+from likethat.data.decode import Box, ImageError
 from likethat.data.pictures import Skipped
 from likethat.explaining.draw.render import jpeg
 from likethat.explaining.explanation import Explanation, Options
+from likethat.explaining.hiding import hide_boxes, hide_shares
 from likethat.runs.classifier import Classifier, PreparedPicture
-from likethat.serve.answers import Question, explained, page_document, ranking
+from likethat.serve.answers import Question, explained, hidden_document, page_document, ranking
 from likethat.serve.batching import Batcher, Slots, unless_gone
 from likethat.serve.catalogue import Catalogue
 from likethat.serve.corrections import Corrections
@@ -70,13 +71,18 @@ class Server:
 
     def with_classes(self, question: Question) -> Question:
         options = replace(question.options, against=self.class_named(question.options.against))
-        return Question(self.class_named(question.name), options)
+        return replace(question, name=self.class_named(question.name), options=options)
 
-    async def explain_uploads(self, request: Request, maps: bool, options: Options) -> dict[str, Any]:
+    async def explain_uploads(
+        self, request: Request, maps: bool, options: Options, hide: Sequence[Box]
+    ) -> dict[str, Any]:
         """Return the document that `likethat explain --json` prints, of the pictures in a request."""
 
+        def prepare(upload: Upload) -> PreparedPicture:
+            return hide_boxes(prepare_upload(self.classifier, upload, self.limits), hide)
+
         async def one(upload: Upload) -> dict[str, Any]:
-            prepared = await self.in_thread(prepare_upload, self.classifier, upload, self.limits)
+            prepared = await self.in_thread(prepare, upload)
             outputs = await self.batcher.outputs(prepared)
 
             def answer() -> dict[str, Any]:
@@ -141,17 +147,37 @@ class Server:
         with self.slots.one():
             return await unless_gone(request, work(), self.limits.answer_seconds)
 
+    async def hidden_answer(self, request: Request, kept: Kept, question: Question) -> dict[str, Any]:
+        """Return what becomes of a kept picture's points when parts of it are hidden."""
+
+        async def work() -> dict[str, Any]:
+            prepared = await self.in_thread(hide_shares, kept.prepared, question.hide)
+            outputs = await self.batcher.outputs(prepared)
+
+            def answer() -> dict[str, Any]:
+                ranked = ranking(self.classifier, outputs)
+                classes = question.classes([row["name"] for row in ranked])
+                options = replace(question.options, top_classes=1, against=None, also=classes)
+                explanation = explained(self.classifier, outputs, prepared, kept.name, options)
+                return hidden_document(explanation, prepared, ranked, classes)
+
+            return await self.in_thread(answer)
+
+        with self.slots.one():
+            return await unless_gone(request, work(), self.limits.answer_seconds)
+
     async def download(
         self, request: Request, kept: Kept, question: Question, form: Callable[[Explanation], bytes]
     ) -> bytes:
         """Return a kept picture's explanation as a file."""
 
         async def work() -> bytes:
-            outputs = await self.batcher.outputs(kept.prepared)
+            prepared = await self.in_thread(lambda: hide_shares(kept.with_image(), question.hide))
+            outputs = await self.batcher.outputs(prepared)
 
             def answer() -> bytes:
                 options = replace(question.options, also=[question.name] if question.name else [])
-                return form(explained(self.classifier, outputs, kept.with_image(), kept.name, options))
+                return form(explained(self.classifier, outputs, prepared, kept.name, options))
 
             return await self.in_thread(answer)
 

@@ -18,6 +18,7 @@ def explain(args: argparse.Namespace) -> int:
     from likethat.explaining.draw.page import write_explanations
     from likethat.explaining.explanation import Options
     from likethat.explaining.files import DATA, PAGE, explain_files, save_sheets, sheet_names
+    from likethat.explaining.hiding import read_box
     from likethat.runs.atomic_files import whole_folder, write_json
     from likethat.runs.classifier import load
 
@@ -26,9 +27,10 @@ def explain(args: argparse.Namespace) -> int:
         classifier = load(args.run, args.device)
         paths, skipped = find_pictures(args.images)
         names = sheet_names(paths) if folder else {}
+        hide = [read_box(text) for text in args.hide]
         options = Options(args.top_classes, args.against, level=args.level, attribution=args.attribution)
         with display_of(args).task("explaining") as advance:
-            answers = explain_files(classifier, paths, options, advance)
+            answers = explain_files(classifier, paths, options, advance, hide=hide)
             answered = list(save_sheets(folder, answers, names, args.colours) if folder else answers)
         skipped += [found for found in answered if isinstance(found, Skipped)]
         explanations = [found for found in answered if not isinstance(found, Skipped)]
@@ -71,6 +73,13 @@ def add(verbs: Any) -> None:
         choices=("upsampling", "gradient", "occlusion"),
         default="upsampling",
         help="how the parts of a picture are found: as in the paper (default), or finer and slower",
+    )
+    verb.add_argument(
+        "--hide",
+        action="append",
+        default=[],
+        metavar="X0,Y0,X1,Y1",
+        help="paint this part over first, in pixels of the picture; may be given several times",
     )
     verb.add_argument("--maps", action="store_true", help="put the similarity maps into the JSON document")
     verb.add_argument(

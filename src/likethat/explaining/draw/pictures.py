@@ -35,6 +35,7 @@ class Drawing:
     label: str
     box: Box | None = None
     heat: str | None = None
+    alone: bool = False  # nothing but what is in the box
 
 
 def data_uri(data: bytes, kind: str) -> str:
@@ -81,6 +82,10 @@ class Pictures:
     def part(self, explanation: ScoredPicture, match: Match) -> Drawing:
         picture = self.of_explanation(explanation)
         return Drawing(picture, "your picture", scaled(match.share, picture.width, picture.height))
+
+    def part_alone(self, explanation: ScoredPicture, match: Match) -> Drawing:
+        """Return the part by itself: the browser cuts it out of the picture, which the page holds once."""
+        return replace(self.part(explanation, match), label="this part of your picture", alone=True)
 
     def activation(self, explanation: ScoredPicture, match: Match) -> Drawing:
         drawing = self.part(explanation, match)

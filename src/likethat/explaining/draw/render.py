@@ -52,6 +52,13 @@ def in_shares(box: Box, width: float, height: float) -> Box:
     return box[0] / width, box[1] / height, box[2] / width, box[3] / height
 
 
+def cut_out(image: Image.Image, share: Box) -> Image.Image:
+    """Return the part of the picture inside a box in shares of it, at least one pixel each way."""
+    x0, y0, x1, y1 = (round(value) for value in scaled(share, *image.size))
+    x0, y0 = min(x0, image.width - 1), min(y0, image.height - 1)
+    return image.crop((x0, y0, max(x1, x0 + 1), max(y1, y0 + 1)))
+
+
 def draw_box(image: Image.Image, box: Box, line: int = 2) -> Image.Image:
     """Return a copy with the box's outline: light inside dark, to be seen on any ground."""
     image = image.copy()
