@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from likethat.data.decode import ImageError, read_image, to_input
+from likethat.data.files import read_file
 from likethat.data.loaders import to_unit
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
@@ -76,7 +77,7 @@ def _verify_images(
     for group in groups:
         first = group[0][1]
         try:
-            data = (root / first.path).read_bytes()
+            data = read_file(root / first.path)
             changed = hashlib.sha256(data).hexdigest() != first.sha256
             reason = "the image file has changed since training" if changed else ""
             image = read_image(data, name=first.path)

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from likethat.errors import UserError
+from likethat.runs.lock import check_free
 
 
 @contextlib.contextmanager
@@ -59,6 +60,7 @@ def whole_folder(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bo
             new.mkdir()
             yield new
             out.parent.mkdir(parents=True, exist_ok=True)
+            check_replaceable(out, is_earlier, overwrite=overwrite)  # another process may have been faster
             if out.exists():
                 out.rename(old)
             new.rename(out)
@@ -69,6 +71,7 @@ def whole_folder(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bo
 
 def check_replaceable(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bool) -> None:
     """What `whole_folder` refuses, to be told before long work."""
+    check_free(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; choose another --out.")
     if out.is_dir() and any(out.iterdir()):

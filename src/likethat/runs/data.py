@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from likethat.data.dataset import PARTS, DataSet, Sample, fingerprint
+from likethat.data.files import digest_file
 from likethat.data.formats import is_benchmark, open_dataset
 from likethat.data.pictures import find_pictures
 from likethat.errors import UserError
@@ -115,16 +115,14 @@ def is_training_data(classifier: Classifier | LoadedBaseline, dataset: DataSet) 
     """Whether `dataset` holds the images the run was trained on, judged by the source of a prototype of each
     network; of a baseline, by all images."""
     if isinstance(classifier, LoadedBaseline):
-        hashes = {
-            s.path: hashlib.sha256((dataset.root / s.path).read_bytes()).hexdigest() for s in dataset.all_samples()
-        }
+        hashes = {s.path: digest_file(dataset.root / s.path) for s in dataset.all_samples()}
         return fingerprint(dataset, hashes) == layout.read_record(classifier.path).data.fingerprint
     firsts = {prototype.member: prototype for prototype in reversed(classifier.prototypes)}
     return any(_is_file(dataset.root / first.path, first.sha256) for first in firsts.values())
 
 
 def _is_file(path: Path, sha256: str) -> bool:
-    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+    return path.is_file() and digest_file(path) == sha256
 
 
 def open_test_data(classifier: Classifier | LoadedBaseline, data: str | None) -> tuple[DataSet, str]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from likethat import __version__
 from likethat.config import Config, from_dict
-from likethat.data.folder_kinds import CHECKPOINTS, CONFIG, PIXEL_FILE, is_begun, is_run
+from likethat.data.folder_kinds import CHECKPOINTS, CONFIG, LOCK, PIXEL_FILE, is_begun, is_run
 from likethat.errors import UserError
 from likethat.runs.atomic_files import check_no_history, load_tensors, read_json, write_json
 
@@ -146,7 +146,7 @@ def drop_checkpoints(run: Path) -> None:
 def clear_out(out: Path) -> None:
     """Empties a run folder that is overwritten, but for the pixels that were read for the new run."""
     for path in out.iterdir() if out.is_dir() else ():
-        if path.name == CHECKPOINTS and path.is_dir():
+        if path.name == LOCK or (path.name == CHECKPOINTS and path.is_dir()):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -104,8 +104,10 @@ class Corrections:
             case "merge":
                 editor.merge(change.prototypes, **reasons)
             case "name":
-                editor.name(change.prototypes[0], change.text, **reasons)
+                editor.name(change.prototypes, change.text, **reasons)
             case "replace":
+                if len(change.prototypes) > 1:
+                    raise Refused(422, "One prototype at a time is replaced; name one.")
                 candidate = self._candidate(change.prototypes[0], change.candidate)
                 editor.replace(change.prototypes[0], candidate, **reasons)
         self.revision += 1

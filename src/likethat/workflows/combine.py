@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.dataset import DataSet
-from likethat.data.folder_kinds import CHECKPOINTS, is_run
+from likethat.data.folder_kinds import CHECKPOINTS, LOCK, is_run
 from likethat.errors import UserError
 from likethat.inference.passes import accuracy
 from likethat.metrics.accuracy import logits_of
@@ -93,7 +93,7 @@ def _check_alike(parts: Sequence[Part]) -> None:
 
 def _copy_member(part: Part, classes: tuple[str, ...], target: Path) -> None:
     """A copy without checkpoints and measurements; with its prototypes and connections in the order of `classes`."""
-    ignore = shutil.ignore_patterns(CHECKPOINTS, layout.INTERPRETABILITY)
+    ignore = shutil.ignore_patterns(CHECKPOINTS, LOCK, layout.INTERPRETABILITY)
     try:
         shutil.copytree(part.path, target, ignore=ignore)
     except (OSError, shutil.Error) as error:

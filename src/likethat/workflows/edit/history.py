@@ -27,7 +27,7 @@ class Edit:
     kind: str
     prototypes: tuple[int, ...]  # the first one of a merger stays
     patches: tuple[dict[str, Any], ...]  # what these prototypes were: class, image, place in the map
-    name: str | None  # given to the prototype; None takes its name away
+    name: str | None  # given to the prototypes; None takes their name away
     new_patch: dict[str, Any] | None  # that took the prototype's place
     who: str
     when: str  # UTC
@@ -44,7 +44,8 @@ class Edit:
         if self.kind == MERGE:
             return f"merged {', '.join(numbers[1:])} into {numbers[0]}"
         if self.kind == NAME:
-            return f"called {numbers[0]} “{self.name}”" if self.name else f"took the name of {numbers[0]} away"
+            listed = ", ".join(numbers)
+            return f"called {listed} “{self.name}”" if self.name else f"took the name of {listed} away"
         if self.kind == REPLACE:
             assert self.new_patch is not None
             return f"replaced {numbers[0]} by a patch of {self.new_patch['path']}"
