@@ -12,7 +12,7 @@ def coerce(name: str, value: Any, kind: Any, choices: tuple[str, ...] = (), word
     """`value` as the option's type, or a sentence that says what the option takes; `words` only for the sentence."""
     try:
         result = _cast(value, kind)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         flag = "--" + name.replace("_", "-")
         raise UserError(f"{flag} takes {' or '.join((_describe(kind), *words))}, not {value!r}.") from error
     if choices and result not in choices:

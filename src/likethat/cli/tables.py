@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from likethat.explaining.verify import Verification
+from likethat.explaining.verify import NOT_PROVEN, Verification
 from likethat.metrics.accuracy import Evaluation
 from likethat.metrics.figure import HIGHER, LOWER, MetricFigure
 from likethat.runs import layout
@@ -105,9 +105,13 @@ def print_verification(verification: Verification) -> None:
         print(f"prototype {failure.prototype} ({failure.path}): {failure.reason}")
     if len(verification.failures) > SHOWN:
         print(f"... and {len(verification.failures) - SHOWN} more")
+    for finding in verification.findings:
+        print(f"{finding.what}: {'NOT proven' if finding.result == NOT_PROVEN else finding.result}: {finding.why}")
     verdict = "every prototype is the training patch it names"
-    if not verification.passed:
+    if verification.failures:
         verdict = f"{len({failure.prototype for failure in verification.failures})} prototypes are NOT proven"
+    elif not verification.passed:
+        verdict = "their patches are proven, the run is NOT"
     print(
         f"{verification.prototypes} prototypes from {verification.images} images, "
         f"largest absolute error {verification.max_error:.1e}: {verdict}"

@@ -28,16 +28,29 @@ class Failure:
     reason: str
 
 
+PROVEN, FAILED, NOT_PROVEN = "proven", "failed", "not proven"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at besides the patches, what came of it, and why."""
+
+    what: str
+    result: str  # proven, failed or not proven
+    why: str
+
+
 @dataclass(frozen=True)
 class Verification:
     prototypes: int
     images: int
     max_error: float  # largest absolute difference of any coordinate
     failures: tuple[Failure, ...]
+    findings: tuple[Finding, ...] = ()
 
     @property
     def passed(self) -> bool:
-        return not self.failures
+        return not self.failures and all(finding.result != FAILED for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         return {"passed": self.passed, **asdict(self)}

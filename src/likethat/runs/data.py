@@ -40,6 +40,14 @@ def data_roots(classifier: Classifier, data: str | None) -> list[Path]:
     return roots
 
 
+def member_datasets(classifier: Classifier, data: str | None) -> list[DataSet]:
+    """For each network the data set that it was trained on, labelled by the run's numbering of the classes."""
+    return [
+        with_labels_of(classifier.classes, _open(record, data), set(record.data.skipped))
+        for record in _members(classifier)
+    ]
+
+
 def open_run_data(classifier: Classifier | LoadedBaseline, data: str | None) -> DataSet:
     """The data set as the run (the first one of a combined run) saw it, same split and files, or other data with the
     same classes."""

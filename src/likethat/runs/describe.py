@@ -34,14 +34,15 @@ def describe_run(run: Path) -> dict[str, Any]:
     for entry in metrics:
         if entry["stage"] == "last_layer" and entry["val"]["accuracy"] >= steps["last_layer"]["val"]["accuracy"]:
             steps["last_layer"] = entry
-            steps["project"] = next(e for e in metrics if e["stage"] == "project" and e["cycle"] == entry["cycle"])
+            projected = [e for e in metrics if e["stage"] == "project" and e["cycle"] == entry["cycle"]]
+            steps |= {"project": projected[0]} if projected else {}
     if "project" in steps:
         description["validation"] = {
             "before_projection": steps["project"]["before"]["accuracy"],
             "after_projection": steps["project"]["after"]["accuracy"],
         }
     if "last_layer" in steps:
-        description["validation"]["after_last_layer"] = steps["last_layer"]["val"]["accuracy"]
+        description.setdefault("validation", {})["after_last_layer"] = steps["last_layer"]["val"]["accuracy"]
         description["connections_to_other_classes"] = steps["last_layer"]["nonzero_negative"]
     shaped = {"prune": "pruning", "edit": "editing"}  # in whatever order it was done
     for entry in (entry for entry in metrics if entry["stage"] in shaped):

@@ -21,6 +21,7 @@ from likethat.runs import layout
 from likethat.runs.atomic_files import save_tensors
 from likethat.runs.baseline import LoadedBaseline, load_baseline
 from likethat.runs.lock import lock_run
+from likethat.runs.manifest import write_manifest
 from likethat.runtime import exact_arithmetic, resolve_device, seed_for, stop_on_signals
 from likethat.training.course import Course
 from likethat.training.loop import follow_plan
@@ -92,6 +93,7 @@ def _train(
             save_tensors(out / layout.MODEL, model.state_dict())
             write_metrics(out, [*state.metrics, {"stage": "test", **evaluation.to_dict()}])
             write_baseline_report(out, config.model.backbone, classes)
+            write_manifest(out)
             layout.drop_checkpoints(out)
         barrier()
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")

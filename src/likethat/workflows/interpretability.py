@@ -23,6 +23,8 @@ from likethat.runs import layout
 from likethat.runs.atomic_files import write_json
 from likethat.runs.classifier import Classifier
 from likethat.runs.data import is_training_data, open_out_of_distribution, open_test_data
+from likethat.runs.lock import lock_run
+from likethat.runs.manifest import update_manifest
 from likethat.workflows.run_conclusion import explain_some
 
 
@@ -78,8 +80,10 @@ def evaluate_interpretability(
         tuple(reliability(logits_NK, subject.label_N)),
     )
     if data is None or is_training_data(classifier, dataset):
-        write_json(classifier.path / layout.INTERPRETABILITY, result.to_dict())
-        write_report(classifier.path, classifier, explain_some(classifier, dataset, logits_NK))
+        with lock_run(classifier.path):
+            write_json(classifier.path / layout.INTERPRETABILITY, result.to_dict())
+            write_report(classifier.path, classifier, explain_some(classifier, dataset, logits_NK))
+            update_manifest(classifier.path, layout.INTERPRETABILITY, layout.REPORT)
     return result
 
 

@@ -14,6 +14,7 @@ from likethat.errors import UserError
 from likethat.runs import layout
 from likethat.runs.atomic_files import write_text
 from likethat.runs.classifier import Prototype
+from likethat.runs.schema import damaged
 
 BAN, MERGE, NAME, REPLACE = "ban", "merge", "name", "replace"
 MOST_LETTERS = 200  # of a name, and of who edits
@@ -76,6 +77,15 @@ def clean(text: str, most: int, what: str) -> str:
     if len(text) > most:
         raise UserError(f"The text for {what} has {len(text)} letters, and at most {most} are kept; shorten it.")
     return text
+
+
+def read_history(run: Path) -> list[Edit]:
+    """The edits that led to a run, oldest first."""
+    edits = [Edit(**{name: line[name] for name in layout.EDIT}) for line in layout.read_edits(run)]
+    for edit in edits:
+        if not edit.prototypes or (edit.kind == REPLACE and "path" not in (edit.new_patch or {})):
+            raise damaged(run / layout.EDITS, f"an edit ({edit.kind[:50]}) does not say what it is of")
+    return edits
 
 
 def write_history(run: Path, earlier: Sequence[dict[str, Any]], edits: Sequence[Edit]) -> None:
