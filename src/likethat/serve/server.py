@@ -6,7 +6,6 @@ import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ from likethat.explaining.draw.render import jpeg
 from likethat.explaining.explanation import Explanation, Options
 from likethat.runs.classifier import Classifier, PreparedPicture
 from likethat.serve.answers import Question, explained, page_document, ranking
-from likethat.serve.batching import Batcher, Slots, unless_gone
+from likethat.serve.batching import Batcher, Slots, Turns, unless_gone
 from likethat.serve.catalogue import Catalogue
 from likethat.serve.corrections import Corrections
 from likethat.serve.limits import Limits
@@ -30,7 +29,7 @@ from likethat.serve.uploads import Upload, prepare_upload, read_uploads, status_
 
 T = TypeVar("T")
 SURROGATE = re.compile("[\ud800-\udfff]")
-THREADS = 2  # decode and draw; few, because a decoded photograph is large
+THREADS = 2  # for each kind of work; few, because a decoded photograph is large
 
 
 @dataclass(eq=False)
@@ -43,20 +42,22 @@ class Server:
     slots: Slots = field(init=False)
     batcher: Batcher = field(init=False)
     metrics: Metrics = field(default_factory=Metrics)
-    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "pictures"))
+    decoding: Turns = field(init=False)
+    drawing: Turns = field(init=False)
+    pages: Turns = field(init=False)  # what neither decodes nor draws, so that it never waits for those that do
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     edit_token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     def __post_init__(self) -> None:
         self.store = Store(self.limits)
         self.slots = Slots(self.limits.waiting)
-        self.batcher = Batcher(self.classifier, self.limits.batch)
+        self.batcher = Batcher(self.classifier, self.limits.batch, self.limits.answer_seconds)
+        kinds = ("decoding", "drawing", "pages")
+        self.decoding, self.drawing, self.pages = (Turns(THREADS, kind, self.limits.answer_seconds) for kind in kinds)
 
     @property
     def catalogue(self) -> Catalogue:
         return self.neighbours.catalogue
-
-    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
     def class_named(self, name: str | None) -> str | None:
         """The class that an address names. Addresses have U+FFFD for what is not valid Unicode in a name."""
@@ -76,14 +77,14 @@ class Server:
         """The document that `likethat explain --json` prints, of the pictures in a request."""
 
         async def one(upload: Upload) -> dict[str, Any]:
-            prepared = await self.in_thread(prepare_upload, self.classifier, upload, self.limits)
+            prepared = await self.decoding.take(prepare_upload, self.classifier, upload, self.limits)
             outputs = await self.batcher.outputs(prepared)
 
             def answer() -> dict[str, Any]:
                 explanation = explained(self.classifier, outputs, prepared, upload.name, options)
                 return {**explanation.to_dict(maps), "sheet": None}
 
-            return await self.in_thread(answer)
+            return await self.drawing.take(answer)
 
         images, skipped = await self._of_uploads(request, one)
         return {"images": images, "skipped": [vars(entry) for entry in skipped]}
@@ -96,7 +97,7 @@ class Server:
             return prepared, jpeg(prepared.image, quality=92)
 
         async def one(upload: Upload) -> Kept:
-            return self.store.add(upload.name, *await self.in_thread(prepare, upload))
+            return self.store.add(upload.name, *await self.decoding.take(prepare, upload))
 
         return await self._of_uploads(request, one)
 
@@ -116,7 +117,7 @@ class Server:
 
         with self.slots.one():
             uploads = await read_uploads(request, self.limits)
-            found = await unless_gone(request, work(uploads), self.limits.answer_seconds)
+            found = await unless_gone(request, work(uploads))
         good = [answer for answer in found if not isinstance(answer, ImageError)]
         bad = [answer for answer in found if isinstance(answer, ImageError)]
         if not good:
@@ -136,10 +137,10 @@ class Server:
                 explanation = explained(self.classifier, outputs, kept.with_image(), kept.name, options)
                 return page_document(explanation, kept, ranked, classes, self.catalogue)
 
-            return await self.in_thread(answer)
+            return await self.drawing.take(answer)
 
         with self.slots.one():
-            return await unless_gone(request, work(), self.limits.answer_seconds)
+            return await unless_gone(request, work())
 
     async def download(
         self, request: Request, kept: Kept, question: Question, form: Callable[[Explanation], bytes]
@@ -153,7 +154,7 @@ class Server:
                 options = replace(question.options, also=[question.name] if question.name else [])
                 return form(explained(self.classifier, outputs, kept.with_image(), kept.name, options))
 
-            return await self.in_thread(answer)
+            return await self.drawing.take(answer)
 
         with self.slots.one():
-            return await unless_gone(request, work(), self.limits.answer_seconds)
+            return await unless_gone(request, work())
