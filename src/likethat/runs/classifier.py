@@ -99,7 +99,10 @@ class Classifier:
         stacked = [
             to_unit(torch.stack(pixels).to(self.device)) for pixels in zip(*(p.pixels for p in batch), strict=True)
         ]
-        return [member(x_B3HW) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
+        outputs = [member(x_B3HW) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
+        if not all(bool(output.logits_BK.isfinite().all()) for output in outputs):
+            raise UserError(f"{self.path} gives points that are no numbers, so its weights are damaged; restore it.")
+        return outputs
 
     def predict(self, image: PictureSource | Sequence[PictureSource], level: float | None = None) -> Any:
         """The class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list.

@@ -203,7 +203,7 @@ def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
 def is_finished(run: Path) -> bool:
     """The manifest is written last, then the state goes; runs of earlier versions have no manifest."""
     has_model = (run / REPORT).is_file() or (run / MODEL).is_file() or (run / MEMBERS).is_dir()
-    return (run / MANIFEST).is_file() or (has_model and not (run / STATE).is_file())
+    return has_model and ((run / MANIFEST).is_file() or not (run / STATE).is_file())
 
 
 def drop_checkpoints(run: Path) -> None:

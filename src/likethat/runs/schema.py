@@ -4,7 +4,6 @@ named."""
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 import typing
 from functools import lru_cache
@@ -29,7 +28,7 @@ def read_document(path: Path, kind: Any, remedy: str = RESTORE) -> Any:
 
 
 def damaged(path: Path, error: object, remedy: str = RESTORE) -> UserError:
-    return UserError(f"{path} is damaged ({str(error).rstrip('.')}); {remedy}.")
+    return UserError(f"{path} is damaged ({str(error).rstrip('.')[:300]}); {remedy}.")
 
 
 def parse(kind: Any, value: Any, place: str = "it") -> Any:
@@ -71,7 +70,7 @@ def _parse_plain(kind: Any, value: Any, place: str) -> Any:
     allowed = (int, float) if kind is float else kind
     if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{place} is {_shown(value)} instead of {NAMES[kind]}")
-    if kind in (int, float) and not (math.isfinite(value) and abs(value) <= LARGEST):
+    if kind in (int, float) and not abs(value) <= LARGEST:
         raise ValueError(f"{place} is not {NAMES[kind]} of a size that can be")
     return float(value) if kind is float else value
 
@@ -111,4 +110,4 @@ def _expect(kind: type, value: Any, place: str, name: str) -> Any:
 def _shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return "a list"
-    return repr(value) if value is None or isinstance(value, bool | int | float) else repr(str(value)[:50])
+    return repr(value[:50] if isinstance(value, str) else value)[:60]
