@@ -111,7 +111,7 @@ def print_verification(verification: Verification) -> None:
     if verification.failures:
         verdict = f"{len({failure.prototype for failure in verification.failures})} prototypes are NOT proven"
     elif not verification.passed:
-        verdict = "their patches are proven, the run is NOT"
+        verdict = "their patches are proven, the run is NOT" if verification.prototypes else "nothing is proven"
     print(
         f"{verification.prototypes} prototypes from {verification.images} images, "
         f"largest absolute error {verification.max_error:.1e}: {verdict}"

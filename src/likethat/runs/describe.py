@@ -43,13 +43,13 @@ def describe_run(run: Path) -> dict[str, Any]:
         }
     if "last_layer" in steps:
         description.setdefault("validation", {})["after_last_layer"] = steps["last_layer"]["val"]["accuracy"]
-        description["connections_to_other_classes"] = steps["last_layer"]["nonzero_negative"]
+        description |= _connections(steps["last_layer"])
     shaped = {"prune": "pruning", "edit": "editing"}  # in whatever order it was done
     for entry in (entry for entry in metrics if entry["stage"] in shaped):
         for when in ("before", "after"):
             name = f"{when}_{shaped[entry['stage']]}"
             description.setdefault("validation", {})[name] = entry[when]["accuracy"]
-        description["connections_to_other_classes"] = entry["nonzero_negative"]
+        description |= _connections(entry)
     if "edit" in steps:
         description["edited_from"] = steps["edit"]["from"]
     if "test" in steps:
@@ -64,3 +64,8 @@ def describe_run(run: Path) -> dict[str, Any]:
     elif description["finished"]:
         description["source_images"] = len({prototype.sha256 for prototype in read_prototypes(run)})
     return description
+
+
+def _connections(entry: dict[str, Any]) -> dict[str, int]:
+    """Return what a line of metrics.jsonl says about connections to other classes, if it does."""
+    return {"connections_to_other_classes": entry["nonzero_negative"]} if "nonzero_negative" in entry else {}

@@ -94,13 +94,14 @@ ACCURACY = {"accuracy": float}
 BOTH = {"before": ACCURACY, "after": ACCURACY}
 STAGES: dict[str, dict[str, Any]] = {
     "project": {"cycle": int, **BOTH},
-    "last_layer": {"cycle": int, "val": ACCURACY, "nonzero_negative": int},
-    "prune": {"nonzero_negative": int, **BOTH},
-    "edit": {"from": str, "nonzero_negative": int, **BOTH},
+    "last_layer": {"cycle": int, "val": ACCURACY},
+    "prune": BOTH,
+    "edit": {"from": str, **BOTH},
     "test_projection": BOTH,
     "test": {"images": int, "accuracy": float, "top5_accuracy": float},
     "combine": {"members": tuple[dict[str, Any], ...]},
 }
+OPTIONAL = {"seconds": float, "nonzero_negative": int}  # of any line
 # And those of edits.jsonl.
 EDIT: dict[str, Any] = dict.fromkeys(("kind", "who", "when", "why", "run"), str) | {
     "prototypes": tuple[int, ...],
@@ -245,7 +246,7 @@ def _read_lines(path: Path, kind_of: Callable[[dict[str, Any]], dict[str, Any]])
         lines = [parse_json(line) for line in read_file(path).splitlines() if line.strip()]
         for number, line in enumerate(lines, start=1):
             fields = parse(dict[str, Any], line, f"line {number}")
-            optional = {name: kind for name, kind in (("seconds", float),) if name in fields}
+            optional = {name: kind for name, kind in OPTIONAL.items() if name in fields}
             parse({**kind_of(fields), **optional}, fields, f"line {number}")
     except FileNotFoundError:
         return []
