@@ -25,6 +25,7 @@ from likethat.runs.atomic_files import atomic_path, write_json
 from likethat.runs.classifier import Classifier, PictureSource, PreparedPicture
 
 NEAREST = 10  # prototypes listed over all classes, as in the paper's analysis
+STRONGEST = 6  # prototypes in a summary
 CLOSELY = 10  # prototypes of a class that are located by another attribution than upsampling: as many as pages show
 
 
@@ -48,6 +49,22 @@ class Explanation(ScoredPicture):
         else:
             raise UserError(f"An explanation is saved as .html, .png or .json; {path} ends with none of them.")
         return path
+
+    def __repr__(self) -> str:
+        return f"<likethat.Explanation {self.path or 'picture'}: {self.predicted.name}>"
+
+    def __str__(self) -> str:
+        """A summary: the class, what is promised, and what gave the most points."""
+        rows, others, rest = self.predicted.main_rows(STRONGEST)
+        lines = [f"{self.path or 'picture'}: {self.predicted.name} ({self.predicted.probability:.1%})"]
+        lines += [self.verdict.sentence()] if self.verdict else []
+        lines += [
+            f"{row.points:+8.2f} points: like {row.match.prototype.title} of {row.match.prototype.class_name} "
+            f"({row.match.prototype.path}), similarity {row.match.similarity:.2f}"
+            for row in rows
+        ]
+        lines += [f"{rest:+8.2f} points: {others} other prototypes"] if others else []
+        return "\n".join([*lines, f"{self.predicted.logit:8.2f} points in all"])
 
     def _repr_png_(self) -> bytes:
         return png(self.figure())

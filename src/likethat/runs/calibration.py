@@ -154,6 +154,6 @@ def read_calibration(run: Path) -> Calibration | None:
     remedy = f"make it again with `likethat calibrate {run}`"
     document = read_document(path, {"nonconformity": tuple[float, ...], "likeness": tuple[float, ...]}, remedy)
     columns = [tuple(sorted(document[name])) for name in ("nonconformity", "likeness")]
-    if not len(columns[0]) == len(columns[1]) > 0 or not 0 <= columns[0][0] <= columns[0][-1] <= 1:
+    if not len(columns[0]) == len(columns[1]) > 0 or not -ROUNDING <= columns[0][0] <= columns[0][-1] <= 1 + ROUNDING:
         raise damaged(path, "it needs as many numbers of both kinds, nonconformities from 0 to 1", remedy)
     return Calibration(columns[0], columns[1], document.get("other_images") is True)
