@@ -15,6 +15,7 @@ from likethat.errors import UserError
 from likethat.option_values import coerce
 from likethat.windows import NO_WINDOWS, check_windows
 
+MOST_INPUT = 4096  # pixels of a side that networks see
 AUTO_WIDTH = -1  # of the latent map: the run chooses it by cross-validation
 NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -317,7 +318,10 @@ def _check(config: Config) -> None:
             "--from-baseline); without one, name a number",
         ),
         (min(config.model.prototype_shape) >= 1, "--prototype-shape must be at least 1"),
-        (min(config.model.input_size) >= 16, "--input-size must be at least 16"),
+        (
+            16 <= min(config.model.input_size) <= max(config.model.input_size) <= MOST_INPUT,
+            f"--input-size must lie between 16 and {MOST_INPUT}",
+        ),
         (0 < config.data.val_fraction < 1, "--val-fraction must lie between 0 and 1"),
         (0 < config.data.test_fraction < 1, "--test-fraction must lie between 0 and 1"),
         (config.train.ridge > 0, "--ridge must be greater than 0, or the last layer has no optimum"),

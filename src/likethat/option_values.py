@@ -12,7 +12,7 @@ def coerce(name: str, value: Any, kind: Any, choices: tuple[str, ...] = (), word
     """Convert `value` to the option's type, or say in a sentence what the option takes; only that names `words`."""
     try:
         result = _cast(value, kind)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         flag = "--" + name.replace("_", "-")
         raise UserError(f"{flag} takes {' or '.join((_describe(kind), *words))}, not {value!r}.") from error
     if choices and result not in choices:

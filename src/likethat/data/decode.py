@@ -21,6 +21,7 @@ from PIL import (
     WebPImagePlugin,  # noqa: F401
 )
 
+from likethat.data.files import read_file
 from likethat.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -96,7 +97,7 @@ def _name_of(source: Path | bytes | BinaryIO | Image.Image) -> str:
 def _read_bytes(source: Path | bytes | BinaryIO, name: str) -> bytes:
     if isinstance(source, Path):
         try:
-            data = source.read_bytes()
+            data = read_file(source)
         except OSError as error:
             raise ImageError(name, "unreadable", f"cannot be opened ({error.strerror or error})") from error
     else:

@@ -20,12 +20,13 @@ from likethat.explaining.draw.render import png, scaled
 from likethat.explaining.draw.sheet import draw_sheet
 from likethat.explaining.hiding import hide_boxes
 from likethat.explaining.matches import Match, find_matches
-from likethat.explaining.scoring import ScoredPicture, Sheet, SheetRow, added_up
+from likethat.explaining.scoring import RowGroup, ScoredPicture, Sheet, SheetRow, added_up
 from likethat.models.protopnet import Output, summed_logits
 from likethat.runs.atomic_files import atomic_path, write_json
 from likethat.runs.classifier import Classifier, PictureSource, PreparedPicture
 
 NEAREST = 10  # prototypes listed over all classes, as in the paper's analysis
+STRONGEST = 6  # parts in a summary
 CLOSELY = 10  # prototypes of a class that are located by another attribution than upsampling: as many as pages show
 
 
@@ -50,8 +51,29 @@ class Explanation(ScoredPicture):
             raise UserError(f"An explanation is saved as .html, .png or .json; {path} ends with none of them.")
         return path
 
+    def __repr__(self) -> str:
+        return f"<likethat.Explanation {self.path or 'picture'}: {self.predicted.name}>"
+
+    def __str__(self) -> str:
+        """Return a summary: the class, what is promised, and what gave the most points."""
+        groups, others, rest = self.predicted.main_groups(STRONGEST)
+        lines = [f"{self.path or 'picture'}: {self.predicted.name} ({self.predicted.probability:.1%})"]
+        lines += [self.verdict.sentence()] if self.verdict else []
+        lines += [
+            f"{group.points:+8.2f} points: like {_named(group)} of {group.lead.match.prototype.class_name} "
+            f"({group.lead.match.prototype.path}), similarity {group.lead.match.similarity:.2f}"
+            for group in groups
+        ]
+        lines += [f"{rest:+8.2f} points: {others} other prototypes"] if others else []
+        return "\n".join([*lines, f"{self.predicted.logit:8.2f} points in all"])
+
     def _repr_png_(self) -> bytes:
         return png(self.figure())
+
+
+def _named(group: RowGroup) -> str:
+    more = len(group.rows) - 1
+    return group.lead.match.prototype.title + (f" and {more} more" if more else "")
 
 
 @dataclass(frozen=True)

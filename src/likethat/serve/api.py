@@ -76,7 +76,7 @@ def api_routes(server: Server) -> APIRouter:
         word, catalogue = search.strip().lower(), server.catalogue
         found = [
             entry
-            for entry in await server.in_thread(lambda: catalogue.entries)  # made when first asked for
+            for entry in await server.pages.take(lambda: catalogue.entries)  # made when first asked for
             if (class_name is None or entry["class"] == class_name)
             and (not word or any(word in str(entry[key] or "").lower() for key in ("class", "name", "path")))
         ]
@@ -117,7 +117,7 @@ def api_routes(server: Server) -> APIRouter:
 
 async def find_prototype(server: Server, id: int) -> dict[str, Any]:
     catalogue = server.catalogue
-    entry = (await server.in_thread(lambda: catalogue.by_id)).get(id)
+    entry = (await server.pages.take(lambda: catalogue.by_id)).get(id)
     if entry is None:
         raise Refused(404, f"There is no prototype {id}.")
     return entry

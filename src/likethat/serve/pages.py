@@ -81,7 +81,7 @@ def page_routes(server: Server, files: Mapping[str, bytes]) -> APIRouter:
 
     @router.get("/api/run")
     async def run() -> AsciiJSONResponse:
-        return AsciiJSONResponse(await server.in_thread(run_document, server))
+        return AsciiJSONResponse(await server.pages.take(run_document, server))
 
     @router.post("/api/pictures")
     async def ask(request: Request) -> AsciiJSONResponse:

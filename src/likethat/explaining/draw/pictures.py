@@ -11,7 +11,7 @@ from torch import Tensor
 
 from likethat.data.decode import Box
 from likethat.explaining.draw.heat import heat_layer
-from likethat.explaining.draw.render import jpeg, read_picture, scaled, shrink
+from likethat.explaining.draw.render import jpeg, read_jpeg, scaled, shrink
 from likethat.explaining.matches import Match
 from likethat.explaining.scoring import ScoredPicture
 
@@ -52,8 +52,8 @@ class Pictures:
     def of_file(self, run: Path, name: str) -> Picture:
         key = (run, name)
         if key not in self.by_key:
-            size = read_picture(run, name).size
-            href = data_uri((run / name).read_bytes(), "jpeg") if self.inline else name
+            data, size = read_jpeg(run, name)
+            href = data_uri(data, "jpeg") if self.inline else name
             self.by_key[key] = Picture(self._id(), href, *size)
         return self.by_key[key]
 

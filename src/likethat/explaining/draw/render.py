@@ -7,18 +7,32 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from likethat.data.decode import Box, View
+from likethat.data.decode import Box, ImageError, View, read_image
+from likethat.data.files import read_file
 from likethat.errors import UserError
 
 LIGHT, DARK = (255, 214, 10), (20, 20, 20)
 
 
 def read_picture(run: Path, name: str) -> Image.Image:
-    """Open a prototype's picture in the run folder; Pillow decodes it when its pixels are first used."""
+    """Read a prototype's picture in the run folder."""
     try:
-        return Image.open(io.BytesIO((run / name).read_bytes()))
-    except OSError as error:
-        raise UserError(f"{run / name}, a prototype's picture, cannot be read; restore the run folder.") from error
+        return read_image(run / name)
+    except ImageError as error:
+        raise _lost(run / name) from error
+
+
+def read_jpeg(run: Path, name: str) -> tuple[bytes, tuple[int, int]]:
+    """Return the file of a prototype's picture as it is, and its width and height, without decoding it."""
+    try:
+        data = read_file(run / name)
+        return data, Image.open(io.BytesIO(data), formats=("JPEG",)).size
+    except Exception as error:  # Pillow raises nearly everything on broken data
+        raise _lost(run / name) from error
+
+
+def _lost(path: Path) -> UserError:
+    return UserError(f"{path}, a prototype's picture, cannot be read; restore the run folder.")
 
 
 def seen_part(image: Image.Image, view: View) -> Image.Image:
