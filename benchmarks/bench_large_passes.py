@@ -84,6 +84,7 @@ def measure(folder: Path, count: int, case: type[Small] | type[Full]) -> dict[st
     from likethat.models.protopnet import create_protopnet
     from likethat.training import choose, last_layer_problem, project, prune
     from likethat.training.last_layer import solve_last_layer
+    from likethat.training.parts import find_parts
 
     if case is Small:
         choose.MOST_BYTES = project.MOST_BYTES = last_layer_problem.BLOCK = BOUND
@@ -111,8 +112,12 @@ def measure(folder: Path, count: int, case: type[Small] | type[Full]) -> dict[st
         kept = scores.select(torch.arange(0, len(source_P), 2)).fair()
         solve_last_layer(kept.score_NP, kept.label_N, kept.class_P, classes, max_iterations=ITERATIONS)
 
+    def choosing(images: Images) -> None:
+        parts = find_parts(baseline.eval().backbone, images, case.per_class)
+        choose.start_from_baseline(model, baseline, images, parts)
+
     steps: tuple[Callable[[Images], object], ...] = (
-        lambda images: choose.start_from_baseline(model, baseline, images),
+        choosing,
         lambda images: project.project(model, images, names),
         lambda images: nearest_patches(model, images, prune.NEAREST),
         last_layer,

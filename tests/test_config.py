@@ -95,7 +95,7 @@ def test_a_run_of_an_earlier_version_keeps_what_it_was_trained_with() -> None:
 
 
 def test_an_older_run_names_its_options_otherwise(tmp_path: Path) -> None:
-    values = {"classifier_epochs": 7, "from_classifier": "old", "classifier_lr": 1e-3, "telling": 0.3, "norm_images": 5}
+    values = {"classifier_epochs": 7, "from_classifier": "old", "classifier_lr": 1e-3, "norm_images": 5}
     assert values.keys() == RENAMED_OPTIONS.keys()
     saved = json.loads(json.dumps(resolve("default").to_dict()))
     for old, new in RENAMED_OPTIONS.items():

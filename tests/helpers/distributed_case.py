@@ -29,6 +29,7 @@ from likethat.training.batches import FreshViews
 from likethat.training.choose import start_from_baseline
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.parallel import average_gradients, synchronise_norms
+from likethat.training.parts import find_parts
 from likethat.training.plan import set_mode, start_stage
 from likethat.training.project import project
 from likethat.training.state import RunState
@@ -68,7 +69,9 @@ def train(state: RunState, stage: str, images: Images, config: Config) -> dict[s
     def costs_of(*shown: Tensor) -> dict[str, Tensor]:
         return batch_costs(state, stage, config, *shown)
 
-    source = FreshViews(images, config.augment, state.backbone.cells, state.place_Nm2)
+    cells = state.backbone.cells
+    middle_Nm2 = None if state.parts is None else state.parts.middles(cells)
+    source = FreshViews(images, config.augment, cells, middle_Nm2)
     take_step = wrap_step(gradient_step, average_gradients(module, costs_of), optimizer, source, print)
     found = {}
     for number, index_B in enumerate(BATCHES):
@@ -100,14 +103,13 @@ def work(file: Path) -> dict[str, Tensor]:
     whole = choose.MOST_BYTES, project_module.MOST_BYTES
     choose.MOST_BYTES, project_module.MOST_BYTES = 7_000, 2_500  # candidates of two classes at a time
     found |= with_prefix("exact/groups", vars(project(model, images, ("a", "b", "c"))))
-    source, parts = start_from_baseline(model, baseline, images)
-    found |= with_prefix("exact/embedded", vars(source)) | with_prefix("exact/parts", vars(parts))
+    state.parts = find_parts(baseline.eval().backbone, images, 3)
+    source = start_from_baseline(model, baseline, images, state.parts)
+    found |= with_prefix("exact/embedded", vars(source)) | with_prefix("exact/parts", vars(state.parts))
     found["exact/embedded_PDhw"] = model.prototype_layer.prototype_PDhw.detach().clone()
     found["exact/scale_KP"] = model.last_layer.weight.detach().clone()
     choose.MOST_BYTES, project_module.MOST_BYTES = whole
-    state.projection, parts = start_from_baseline(model, baseline, images)
-    cells = model.backbone.cells
-    state.place_Nm2 = cells.places(parts.place_Nm).masked_fill(~parts.shown_Nm[..., None], torch.nan)
+    state.projection = start_from_baseline(model, baseline, images, state.parts)
     state.make_teacher()
     found |= with_prefix("exact/source", vars(state.projection))
     found |= with_prefix("warm", train(state, "warm", images, config))

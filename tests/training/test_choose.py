@@ -8,15 +8,24 @@ from helpers.tiny import random_images, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from likethat.inference.feature_maps import keep_feature_maps
 from likethat.inference.passes import score_images
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
 from likethat.training import choose
 from likethat.training.choose import embed_sources, start_from_baseline
+from likethat.training.parts import Parts
 from likethat.training.project import project
 
 NAMES = ("a", "b", "c")
 DEFAULT = {"similarity": "cosine", "add_on": "linear", "latent_width": 8}
+
+
+def some_parts(images: int, parts: int) -> Parts:
+    """Return places of parts in 3x3 maps, most of them shown, all in other places in one image."""
+    generator = torch.Generator().manual_seed(images)
+    place_Nm = torch.stack([torch.randperm(9, generator=generator)[:parts] for _ in range(images)])
+    return Parts(place_Nm, torch.rand(images, parts, generator=generator) < 0.8)
 
 
 @settings(max_examples=40, deadline=None)
@@ -43,7 +52,7 @@ def test_chosen_prototypes_are_patches_of_their_class() -> None:
     model = tiny_model([3, 2, 4], **DEFAULT)
     images = random_images(20, 3)
     baseline = BaselineClassifier(model.backbone, 3)
-    source, _ = start_from_baseline(model, baseline, images)
+    source = start_from_baseline(model, baseline, images, some_parts(20, 4))
     class_P = model.prototype_layer.class_P
     assert torch.equal(images.label_N[source.image_P], class_P)
     with torch.no_grad():
@@ -61,41 +70,46 @@ def test_chosen_prototypes_are_patches_of_their_class() -> None:
 def test_the_patch_of_a_part_is_the_most_typical_of_its_class() -> None:
     """Farthest from the part's mean towards the class's mean, among the images that show the part."""
     model, images = tiny_model([2, 2, 2], **DEFAULT), random_images(24, 3)
-    source, parts = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images)
+    parts = some_parts(24, 2)
+    source = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images, parts)
     with torch.no_grad():
         patch_NDS = model.prototype_layer.patches(model.latent(images.batch(torch.arange(24))[0])).flatten(2)
     for p, label in enumerate([0, 0, 1, 1, 2, 2]):
         part = p % 2
+        vectors = {n: patch_NDS[n, :, parts.place_Nm[n, part]] for n in range(24)}
+        shown = [n for n in range(24) if parts.shown_Nm[n, part]]
+        everywhere = sum(vectors[n] for n in shown) / len(shown)
         rows = [n for n in range(24) if n % 3 == label]
-        shown = [n for n in rows if parts.shown_Nm[n, part]] or rows
-        vectors = {n: patch_NDS[n, :, parts.place_Nm[n, part]] for n in rows}
         weight = {n: float(parts.shown_Nm[n, part]) + 1e-3 for n in rows}
-        mean = sum(weight[n] * vectors[n] for n in rows) / sum(weight.values())
-        best = max(shown, key=lambda n: float(vectors[n] @ (mean - parts.centre_mD[part])))
+        own = sum(weight[n] * vectors[n] for n in rows) / sum(weight.values())
+        best = max((n for n in rows if n in shown), key=lambda n: float(vectors[n] @ (own - everywhere)))
         assert int(source.image_P[p]) == best
         assert int(3 * source.row_P[p] + source.column_P[p]) == int(parts.place_Nm[best, part])
 
 
 def test_no_two_prototypes_are_one_patch_where_images_are_few() -> None:
-    """Two images a class, of nine patches each, for nine prototypes."""
+    """Two images a class, of nine patches each, for nine prototypes that are all looked for in the same places."""
     model, images = tiny_model([9, 9], **DEFAULT), random_images(4, 2)
-    source, _ = start_from_baseline(model, BaselineClassifier(model.backbone, 2), images)
+    parts = Parts(torch.zeros(4, 9, dtype=torch.long), torch.zeros(4, 9, dtype=torch.bool))
+    source = start_from_baseline(model, BaselineClassifier(model.backbone, 2), images, parts)
     assert torch.equal(images.label_N[source.image_P], model.prototype_layer.class_P)
     patches = zip(source.image_P.tolist(), source.row_P.tolist(), source.column_P.tolist(), strict=True)
     assert len(set(patches)) == 18
 
 
-def test_maps_and_patches_that_do_not_fit_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With memory for all, for the patches of two classes, and of one class at a time: the same choice."""
+def test_patches_that_do_not_fit_and_kept_maps_give_the_same_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With memory for the patches of all classes, of two, and of one class at a time, from pictures and from maps."""
     images = random_images(70, 3)
     torch.manual_seed(0)
     model = tiny_model([3, 2, 4], **DEFAULT)
-    baseline = BaselineClassifier(model.backbone, 3)
+    baseline = BaselineClassifier(model.backbone, 3).eval()
+    maps = keep_feature_maps(baseline.backbone, images, torch.arange(70))
     found = []
-    for most in (2**29, 4 * 8 * 4 * 48, 4 * 8 * 4 * 24):  # bytes of eight numbers for each of an image's four patches
-        monkeypatch.setattr(choose, "MOST_BYTES", most)
-        source, _ = start_from_baseline(model, baseline, images)
-        found.append((source, model.prototype_layer.vectors().detach().clone(), model.last_layer.weight.clone()))
+    for seen in (images, maps):
+        for most in (2**29, 4 * 8 * 4 * 48, 4 * 8 * 4 * 24):  # bytes of eight numbers for each of an image's patches
+            monkeypatch.setattr(choose, "MOST_BYTES", most)
+            source = start_from_baseline(model, baseline, seen, some_parts(70, 4))
+            found.append((source, model.prototype_layer.vectors().detach().clone(), model.last_layer.weight.clone()))
     for source, vector_PD, weight_KP in found[1:]:
         for name, value in vars(found[0][0]).items():
             assert torch.equal(vars(source)[name], value), name
@@ -107,7 +121,7 @@ def test_the_scale_is_the_best_by_the_definition() -> None:
     """Cross entropy of all images at once, no image looking at a prototype cut from it."""
     images = random_images(70, 3)
     model = tiny_model([3, 2, 4], **DEFAULT)
-    source, _ = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images)
+    source = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images, some_parts(len(images), 4))
     own_KP = model.own_KP
     score_NP = leave_source_out(score_images(model, images), torch.arange(70)[:, None], source.image_P, own_KP)
     logits_NK = score_NP @ (own_KP / own_KP.sum(1, keepdim=True)).T
@@ -122,7 +136,7 @@ def test_the_scale_is_the_best_by_the_definition() -> None:
 def test_tied_prototypes_follow_the_network_and_projection_leaves_them() -> None:
     model = tiny_model([3, 3, 3], **DEFAULT)
     images = random_images(15, 3)
-    source, _ = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images)
+    source = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images, some_parts(len(images), 4))
     with torch.no_grad():
         for parameter in model.backbone.parameters():
             parameter.mul_(1.05)

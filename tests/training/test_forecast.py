@@ -83,12 +83,12 @@ def test_the_rest_is_the_work_left_at_the_pace_of_its_stage(tmp_path: Path) -> N
     work = [pictures_of(entry, config, TRAIN, VAL, CLASSES) for entry in plan]
     told = Forecast(plan, 0, make_course(config, tmp_path, display))
     assert told.left(0) is None
-    told.after_entry(0, 2.0 * work[0])
-    assert told.left(1) == pytest.approx(2.0 * sum(work[1:]))
-    assert told.left(1, 0.25) == pytest.approx(2.0 * (sum(work[1:]) - 0.25 * work[1]))
-    told.after_entry(3, 0.5 * work[3])  # choosing, faster than steps
-    assert told.left(2) == pytest.approx(2.0 * work[2] + 0.5 * sum(work[3:]))
-    assert display.note == f"about {in_words(0.5 * sum(work[4:]))} to the end of the run"
+    told.after_entry(1, 2.0 * work[1])  # the first epoch, after the parts
+    assert told.left(2) == pytest.approx(2.0 * sum(work[2:]))
+    assert told.left(2, 0.25) == pytest.approx(2.0 * (sum(work[2:]) - 0.25 * work[2]))
+    told.after_entry(4, 0.5 * work[4])  # choosing, faster than steps
+    assert told.left(3) == pytest.approx(2.0 * work[3] + 0.5 * sum(work[4:]))
+    assert display.note == f"about {in_words(0.5 * sum(work[5:]))} to the end of the run"
     told.after_entry(len(plan) - 1, 1.0)
     assert display.note == ""
 
@@ -98,9 +98,9 @@ def test_a_long_run_on_a_cpu_names_the_two_shortest_ways(tmp_path: Path) -> None
     plan, display = make_plan(config.train), Noted()
     work = [pictures_of(entry, config, TRAIN, VAL, CLASSES) for entry in plan]
     told = Forecast(plan, 0, make_course(config, tmp_path, display))
-    told.after_entry(0, 0.2 * work[0])
+    told.after_entry(1, 0.2 * work[1])
     assert len(display.lines) == 2
-    assert display.lines[0] == f"the whole run takes about {in_words(0.2 * sum(work[1:]))} on this machine"
+    assert display.lines[0] == f"the whole run takes about {in_words(0.2 * sum(work[2:]))} on this machine"
     fewer = resolve("default", **{**TINY, "input_size": 224}, prototypes_per_class=3, joint_epochs=(12,))
     seconds = 0.2 * sum(pictures_of(entry, fewer, TRAIN, VAL, CLASSES) for entry in make_plan(fewer.train))
     ways = dict(told.shortcuts())
@@ -110,7 +110,7 @@ def test_a_long_run_on_a_cpu_names_the_two_shortest_ways(tmp_path: Path) -> None
     (first, quickest), (second, next_one) = sorted(ways.items(), key=lambda way: way[1])[:2]
     said = f"with {first} about {in_words(quickest)}, with {second} about {in_words(next_one)}"
     assert display.lines[1] == f"note: a new run takes less {said}"
-    told.after_entry(1, 0.2 * work[1])
+    told.after_entry(2, 0.2 * work[2])
     assert len(display.lines) == 2, "once"
 
 

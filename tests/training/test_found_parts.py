@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.tiny import tiny_model
 
+from likethat.data.cells import tiles
 from likethat.inference.feature_maps import FeatureMaps
 from likethat.training import parts as parts_module
 from likethat.training.parts import NEAR, find_parts, k_means, locate
@@ -33,7 +34,7 @@ def test_peaks_and_compactness_are_those_of_the_loops() -> None:
 
 def test_what_most_images_show_in_one_place_is_a_part_and_backgrounds_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty images on four kinds of ground, each with two small things, of which the second is sometimes hidden."""
-    monkeypatch.setattr(parts_module, "CLUSTERS", 6)
+    monkeypatch.setattr(parts_module, "KINDS", 12)
     generator = torch.Generator().manual_seed(1)
     kind_6D = torch.eye(6)
     map_NDHW = torch.zeros(40, 6, 8, 8)
@@ -48,20 +49,17 @@ def test_what_most_images_show_in_one_place_is_a_part_and_backgrounds_are_not(mo
             if thing == 4 or n % 5:
                 map_NDHW[n, :, y, x] = kind_6D[thing]
     map_NDHW += 0.02 * torch.randn(map_NDHW.shape, generator=generator)
-    model = tiny_model([2, 2], similarity="cosine", add_on="linear", latent_width=6)
-    with torch.no_grad():
-        model.add_on[0] = torch.nn.Conv2d(6, 6, 1, bias=False)
-        model.add_on[0].weight.copy_(torch.eye(6)[:, :, None, None])
-    maps = FeatureMaps(map_NDHW, torch.arange(40) % 2, torch.device("cpu"))
-    sample_SD = torch.nn.functional.normalize(map_NDHW.permute(0, 2, 3, 1).flatten(0, 2), dim=1)
-    parts = find_parts(model, maps, sample_SD, 2)
-    things = [int(centre_D.argmax()) for centre_D in parts.centre_mD]
-    assert things == [4, 5], "the one that is always there comes first"
-    assert parts.shown_Nm[:, 0].all()
-    assert parts.place_Nm[:, 0].tolist() == place[4]
+    backbone = tiny_model([2, 2]).backbone
+    backbone.channels, backbone.map_size = 6, (8, 8)
+    found = find_parts(backbone, FeatureMaps(map_NDHW, torch.arange(40) % 2, torch.device("cpu")), 2)
+    assert found.shown_Nm[:, 0].all(), "the one that is always there comes first"
+    assert found.place_Nm[:, 0].tolist() == place[4]
     seen = torch.arange(40) % 5 > 0
-    assert torch.equal(parts.shown_Nm[:, 1], seen)
-    assert torch.equal(parts.place_Nm[seen, 1], torch.tensor(place[5])[seen])
+    assert torch.equal(found.shown_Nm[:, 1], seen)
+    assert torch.equal(found.place_Nm[seen, 1], torch.tensor(place[5])[seen])
+    x, y = found.middles(tiles((8, 8)))[0, 0].tolist()
+    assert (x, y) == (place[4][0] % 8 / 4 - 0.875, place[4][0] // 8 / 4 - 0.875)
+    assert found.middles(tiles((8, 8)))[~seen, 1].isnan().all()
 
 
 def test_centres_are_means_of_what_is_nearest_to_them() -> None:

@@ -25,6 +25,7 @@ from likethat.training.latent_width import (
     held_out_fold,
     smallest_within_noise,
 )
+from likethat.training.parts import find_parts
 
 OPTIONS = {"similarity": "cosine", "add_on": "linear"}
 
@@ -38,7 +39,8 @@ def test_stored_maps_and_folds_equal_a_slow_cross_validation(monkeypatch: pytest
         baseline.head.weight.normal_()
     images = random_images(23, 3)
     config = resolve("default", backbone="test_resnet", weights="none", prototypes_per_class=2)
-    choice = choose_latent_width(baseline, images, config)
+    parts = find_parts(baseline.backbone, images, 2)
+    choice = choose_latent_width(baseline, images, parts, config)
     expected = []
     for width in (4, 24):
         right = [False] * 23
@@ -51,7 +53,7 @@ def test_stored_maps_and_folds_equal_a_slow_cross_validation(monkeypatch: pytest
             own = BaselineClassifier(model.backbone, 3)
             own.head.load_state_dict(baseline.head.state_dict())
             inside = Images(images.pixel_NHW3[rest], images.label_N[rest], images.device)
-            start_from_baseline(model, own, inside)
+            start_from_baseline(model, own, inside, parts.select(torch.tensor(rest)))
             for n in out:
                 with torch.no_grad():
                     logits_1K = model.eval()(images.batch(torch.tensor([n]))[0]).logits_BK

@@ -188,8 +188,8 @@ def create_backbone(
     fine_map: bool = False,
     centred: bool = False,
 ) -> Backbone:
-    """Create a backbone with weights that are 'pretrained' (ImageNet), 'none' (random), or a safetensors or weights-only
-    .pth file."""
+    """Create a backbone with weights that are 'pretrained' (ImageNet), 'none' (random), or in a safetensors or
+    weights-only .pth file."""
     if windows == NO_WINDOWS:
         backbone = Backbone(name, input_size, fine_map=fine_map)
     else:

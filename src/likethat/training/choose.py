@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from likethat.data.loaders import Images
 from likethat.distributed import gather_rows, own_shard
 from likethat.inference.feature_maps import FeatureMaps, features_of, own_features_of
+from likethat.inference.moments import Moments, feature_moments, principal_components
 from likethat.inference.passes import EVAL_BATCH, groups_within, scores_by
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores, reset_last_layer
 from likethat.runtime import send
-from likethat.training.moments import Moments, feature_moments, principal_components
 from likethat.training.parts import Parts
 from likethat.training.project import Projection
 

@@ -28,7 +28,8 @@ def pictures_of(entry: PlanEntry, config: Config, train: int, val: int, classes:
         tied = min(train, classes * config.model.prototypes_per_class) if settings.tie else 0
         return ((3 if entry.stage == "joint" else 1) + teacher) * step + tied + val
     return {
-        "choose": (1 if settings.fit_head else 2) * train + val,
+        "parts": train,
+        "choose": train + val,
         "project": train + 2 * val,
         "last_layer": settings.last_layer_views * train + val,
     }[entry.stage]
@@ -116,7 +117,7 @@ class Forecast:
             )
         found = []
         for option, other in ways.items():
-            plan = [entry for entry in make_plan(other.train) if entry.stage in {*stages, "choose"}]
+            plan = [entry for entry in make_plan(other.train) if entry.stage in {*stages, "parts", "choose"}]
             area = other.model.input_size[0] * other.model.input_size[1] / (height * width)
             found.append((option, latest * area * sum(self._pictures(entry, other) for entry in plan)))
         return sorted(found, key=lambda way: way[1])

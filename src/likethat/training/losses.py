@@ -58,7 +58,7 @@ def locality_cost(z_BDHW: Tensor, same_BHW: Tensor) -> Tensor:
 
 def place_cost(similarity_BVmHW: Tensor, part_BVmHW: Tensor) -> Tensor:
     """Return the cross entropy of where prototypes are found: minus the logarithm of the share of a map, as a softmax,
-    that lies on the prototype's part. The mean over pictures and parts; a part that a picture does not show costs nothing."""
+    that lies on the prototype's part. A part that a picture does not show costs nothing."""
     chance_BVmS = (similarity_BVmHW.float() / TEMPERATURE).flatten(3).log_softmax(3)
     part_BVmS = part_BVmHW.flatten(3)
     on_part_BVm = chance_BVmS.masked_fill(~part_BVmS, torch.finfo(torch.float32).min).logsumexp(3)

@@ -13,9 +13,9 @@ from likethat.data.cells import Cells
 from likethat.data.loaders import Images
 from likethat.distributed import gather_rows
 from likethat.inference.feature_maps import FeatureMaps, own_features_of
+from likethat.inference.moments import feature_moments, principal_components
 from likethat.models.backbone import Backbone
 from likethat.runtime import seed_for, send
-from likethat.training.moments import feature_moments, principal_components
 
 KINDS = int(os.environ.get("LT_KINDS", 20))  # kinds of patches that parts are chosen among, at least
 KINDS_A_PART = 2
