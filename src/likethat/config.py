@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
-from likethat.option_values import coerce
+from likethat.option_values import coerce, read_toml
 from likethat.windows import NO_WINDOWS, check_windows
 
 MOST_INPUT = 4096  # pixels of a side that networks see
@@ -225,7 +224,7 @@ def options() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
 
 def resolve(preset: str = "default", file: Path | None = None, **overrides: Any) -> Config:
     """Return the preset with the TOML file's values and then the overrides put in, each checked against its type."""
-    from_file = _read_toml(file) if file else {}
+    from_file = read_toml(file, SECTIONS) if file else {}
     values = {**from_file, **overrides}
     if preset not in PRESETS:
         raise UserError(f"There is no preset called '{preset}'; choose {' or '.join(PRESETS)}.")
@@ -253,40 +252,14 @@ def from_dict(saved: dict[str, Any]) -> Config:
     return resolve(saved["preset"], **{**DEFAULTS_OF_OLDER_RUNS, **values})
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
-    """Read options by name, either at the top of the file or under [data], [model], [augment], [train]."""
-    try:
-        document = tomllib.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise UserError(f"The configuration file {file} does not exist.") from error
-    except OSError as error:
-        raise UserError(f"The configuration file {file} cannot be read ({error.strerror}).") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not valid TOML: {error}.") from error
-    values: dict[str, Any] = {}
-    for key, value in document.items():
-        values.update(value if key in SECTIONS and isinstance(value, dict) else {key: value})
-    return values
-
-
 def _check(config: Config) -> None:
     """Refuse numbers that would train nothing or crash later."""
     rules = [
         *[
             (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
             for name in (
-                *(
-                    "baseline_lr",
-                    "head_lr",
-                    "backbone_lr",
-                    "add_on_lr",
-                    "prototype_lr",
-                    "weight_decay",
-                    "l1",
-                    "locality",
-                    "place",
-                ),
-                *("baseline_epochs", "warm_epochs", "lr_step"),
+                *("baseline_lr", "head_lr", "backbone_lr", "add_on_lr", "prototype_lr", "weight_decay"),
+                *("l1", "locality", "place", "baseline_epochs", "warm_epochs", "lr_step"),
             )
         ],
         (config.train.batch_size >= 2, "--batch-size must be at least 2"),
