@@ -15,11 +15,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from likethat.cli.parser import main
+from likethat.explaining.box_proof import MOST_CHANGE, BoxProof
 from likethat.explaining.verify import FAILED, NOT_PROVEN, PROVEN, Verification
 from likethat.progress import Display
 from likethat.runs.classifier import load
 from likethat.runs.manifest import write_manifest
-from likethat.workflows.verify import verify_folder
+from likethat.workflows.verify import check_boxes, verify_folder
 
 QUIET = Display(quiet=True)
 
@@ -238,3 +239,10 @@ def test_runs_made_of_runs_keep_their_digests_right(trained: Path, tmp_path: Pat
     assert files.result == FAILED
     assert "model.safetensors (changed)" in files.why
     assert "calibration" not in files.why
+
+
+def test_boxes_are_proven_by_pictures_whose_similarities_stay() -> None:
+    assert check_boxes(BoxProof(8, 16, MOST_CHANGE)).result == PROVEN
+    assert check_boxes(BoxProof(8, 16, 2 * MOST_CHANGE)).result == FAILED
+    assert check_boxes(BoxProof(0, 0, 0.0)).result == NOT_PROVEN, "where no picture could be read"
+    assert not Verification(16, 8, 0.0, (), findings=(check_boxes(BoxProof(8, 16, 1.0)),)).passed
