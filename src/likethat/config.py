@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
-from likethat.option_values import coerce
+from likethat.option_values import coerce, read_toml
 from likethat.windows import NO_WINDOWS, check_windows
 
+MOST_INPUT = 4096  # pixels of a side that networks see
 AUTO_WIDTH = -1  # of the latent map: the run chooses it by cross-validation
 NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -224,7 +224,7 @@ def options() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
 
 def resolve(preset: str = "default", file: Path | None = None, **overrides: Any) -> Config:
     """Return the preset with the TOML file's values and then the overrides put in, each checked against its type."""
-    from_file = _read_toml(file) if file else {}
+    from_file = read_toml(file, SECTIONS) if file else {}
     values = {**from_file, **overrides}
     if preset not in PRESETS:
         raise UserError(f"There is no preset called '{preset}'; choose {' or '.join(PRESETS)}.")
@@ -252,40 +252,14 @@ def from_dict(saved: dict[str, Any]) -> Config:
     return resolve(saved["preset"], **{**DEFAULTS_OF_OLDER_RUNS, **values})
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
-    """Read options by name, either at the top of the file or under [data], [model], [augment], [train]."""
-    try:
-        document = tomllib.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise UserError(f"The configuration file {file} does not exist.") from error
-    except OSError as error:
-        raise UserError(f"The configuration file {file} cannot be read ({error.strerror}).") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not valid TOML: {error}.") from error
-    values: dict[str, Any] = {}
-    for key, value in document.items():
-        values.update(value if key in SECTIONS and isinstance(value, dict) else {key: value})
-    return values
-
-
 def _check(config: Config) -> None:
     """Refuse numbers that would train nothing or crash later."""
     rules = [
         *[
             (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
             for name in (
-                *(
-                    "baseline_lr",
-                    "head_lr",
-                    "backbone_lr",
-                    "add_on_lr",
-                    "prototype_lr",
-                    "weight_decay",
-                    "l1",
-                    "locality",
-                    "place",
-                ),
-                *("baseline_epochs", "warm_epochs", "lr_step"),
+                *("baseline_lr", "head_lr", "backbone_lr", "add_on_lr", "prototype_lr", "weight_decay"),
+                *("l1", "locality", "place", "baseline_epochs", "warm_epochs", "lr_step"),
             )
         ],
         (config.train.batch_size >= 2, "--batch-size must be at least 2"),
@@ -317,7 +291,10 @@ def _check(config: Config) -> None:
             "--from-baseline); without one, name a number",
         ),
         (min(config.model.prototype_shape) >= 1, "--prototype-shape must be at least 1"),
-        (min(config.model.input_size) >= 16, "--input-size must be at least 16"),
+        (
+            16 <= min(config.model.input_size) <= max(config.model.input_size) <= MOST_INPUT,
+            f"--input-size must lie between 16 and {MOST_INPUT}",
+        ),
         (0 < config.data.val_fraction < 1, "--val-fraction must lie between 0 and 1"),
         (0 < config.data.test_fraction < 1, "--test-fraction must lie between 0 and 1"),
         (config.train.ridge > 0, "--ridge must be greater than 0, or the last layer has no optimum"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 import types
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
@@ -12,7 +15,7 @@ def coerce(name: str, value: Any, kind: Any, choices: tuple[str, ...] = (), word
     """Convert `value` to the option's type, or say in a sentence what the option takes; only that names `words`."""
     try:
         result = _cast(value, kind)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         flag = "--" + name.replace("_", "-")
         raise UserError(f"{flag} takes {' or '.join((_describe(kind), *words))}, not {value!r}.") from error
     if choices and result not in choices:
@@ -51,3 +54,19 @@ def _describe(kind: Any) -> str:
         float: "a number",
         str: "a word",
     }[kind]
+
+
+def read_toml(file: Path, sections: Collection[str]) -> dict[str, Any]:
+    """Read options by name, either at the top of the file or under a section such as [train]."""
+    try:
+        document = tomllib.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"The configuration file {file} does not exist.") from error
+    except OSError as error:
+        raise UserError(f"The configuration file {file} cannot be read ({error.strerror}).") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid TOML: {error}.") from error
+    values: dict[str, Any] = {}
+    for key, value in document.items():
+        values.update(value if key in sections and isinstance(value, dict) else {key: value})
+    return values

@@ -218,3 +218,31 @@ def test_sheets_have_names_of_their_own() -> None:
     assert list(sheet_names(paths).values()) == [
         *("owl-1.png", "wren-1.png", "2.png", "wren-1-2.png", "e-Robin.png", "f-robin.png", "ü.png")
     ]
+
+
+def test_folders_are_predicted_and_a_second_explanation_gets_a_folder_of_its_own(
+    run: Path, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "pictures" / "deep"
+    folder.mkdir(parents=True)
+    for number, path in enumerate(pictures[:2]):
+        shutil.copy(path, folder / f"{number}{path.suffix}")
+    (folder / "notes.txt").write_text("no picture")
+    assert main(["predict", str(run), str(tmp_path / "pictures"), "--device", "cpu", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [Path(image["path"]).stem for image in document["images"]] == ["0", "1"]
+    assert [Path(entry["path"]).name for entry in document["skipped"]] == ["notes.txt"]
+    monkeypatch.chdir(tmp_path)
+    for name in ("explanations", "explanations-2", "explanations-3"):
+        assert main(["explain", str(run), str(pictures[0]), "--device", "cpu"]) == 0
+        assert (tmp_path / name / "explanations.html").is_file()
+
+
+def test_a_printed_explanation_is_a_summary(run: Path, pictures: list[Path]) -> None:
+    explanation = explain(package.load(run, "cpu"), pictures[0])
+    text = str(explanation)
+    assert len(text.splitlines()) <= 10
+    assert len(repr(explanation)) < 300
+    points = [float(line.split()[0]) for line in text.splitlines() if " points" in line]
+    assert sum(points[:-1]) == pytest.approx(points[-1], abs=0.05)
+    assert points[-1] == pytest.approx(explanation.predicted.logit, abs=0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 from likethat.errors import UserError
 from likethat.explaining.draw.render import scaled
 from likethat.explaining.explanation import Options, explain, explain_batch, explain_outputs
+from likethat.explaining.groups import overlap
 from likethat.runs.classifier import Classifier, Prototype, load, read_prototypes
 
 
@@ -73,19 +75,46 @@ def test_sheets_hold_every_connection_and_add_up_to_the_logits(classifier: Class
 
 def test_points_that_do_not_add_up_are_never_shown(run: TinyRun, picture: Path) -> None:
     classifier = load(run.path, "cpu")
-    classifier.networks[0].last_layer.register_forward_hook(lambda module, args, logits_BK: logits_BK + 0.01)
+    classifier.networks[0].register_forward_hook(
+        lambda _, __, output: replace(output, logits_BK=output.logits_BK + 0.01)
+    )
     with pytest.raises(AssertionError, match="points differ from the logit"):
         explain(classifier, picture)
 
 
-def test_shortened_sheet_still_adds_up(classifier: Classifier, picture: Path) -> None:
-    for sheet in explain(classifier, picture).classes:
-        rows, others, rest = sheet.main_rows(2)
-        assert len(rows) == 2
-        assert others == len(sheet.rows) - 2
-        assert sum(row.points for row in rows) + rest == pytest.approx(sheet.logit, abs=1e-4)
-        left_out = [abs(row.points) for row in sheet.rows if row not in rows]
-        assert min(abs(row.points) for row in rows) >= max(left_out)
+def test_groups_add_up_to_the_logit_whole_or_shortened(tmp_path: Path) -> None:
+    run = make_run(tmp_path, per_class=6, nonzero=0.6)
+    explanation = explain(load(run.path, "cpu"), run.root / run.samples[0].path)
+    sheets = [*explanation.classes, explanation.lead(*(sheet.name for sheet in explanation.classes[:2]))]
+    assert any(len(group.rows) > 1 for sheet in sheets for group in sheet.groups), "nothing was put to the test"
+    for sheet in sheets:
+        grouped = [row for group in sheet.groups for row in group.rows]
+        assert {id(row) for row in grouped} == {id(row) for row in sheet.rows}
+        assert len(grouped) == len(sheet.rows), "each row once"
+        assert sum(group.points for group in sheet.groups) == pytest.approx(sheet.logit, abs=1e-4)
+        sizes = [abs(group.points) for group in sheet.groups]
+        assert sizes == sorted(sizes, reverse=True), "strongest first"
+        for group in sheet.groups:
+            assert len({row.match.prototype.class_name for row in group.rows}) == 1
+            assert len({row.points < 0 for row in group.rows}) == 1
+            assert abs(group.lead.points) == max(abs(row.points) for row in group.rows)
+            for row in group.rows:
+                assert row is group.lead or overlap(row.match.share, group.lead.match.share) >= 0.5
+        for group, other in combinations(sheet.groups, 2):
+            leads = group.lead.match, other.lead.match
+            same_kind = leads[0].prototype.class_name == leads[1].prototype.class_name
+            if same_kind and (group.points < 0) == (other.points < 0):
+                assert overlap(leads[0].share, leads[1].share) < 0.5, "these two say the same"
+        shown, others, rest = sheet.main_groups(2)
+        assert shown == sheet.groups[:2]
+        assert others == sum(len(group.rows) for group in sheet.groups[2:])
+        assert sum(group.points for group in shown) + rest == pytest.approx(sheet.logit, abs=1e-4)
+    document = explanation.to_dict()["classes"][0]["groups"]
+    assert [entry["points"] for entry in document] == [group.points for group in explanation.predicted.groups]
+    assert [entry["prototypes"] for entry in document] == [
+        [row.match.prototype.id for row in group.rows] for group in explanation.predicted.groups
+    ]
+    assert document[0]["box"] == list(explanation.predicted.groups[0].lead.match.box)
 
 
 def test_nearest_prototypes_are_those_with_the_highest_similarity(classifier: Classifier, picture: Path) -> None:
@@ -101,7 +130,7 @@ def test_document_survives_json(classifier: Classifier, picture: Path) -> None:
     assert document["path"] == str(picture)
     assert len(document["classes"]) == 2
     for entry in document["classes"]:
-        assert set(entry) == {"name", "logit", "probability", "rows"}
+        assert set(entry) == {"name", "logit", "probability", "rows", "groups"}
         for row in entry["rows"]:
             assert set(row) == {*"prototype name similarity weight points box attribution source".split()}
             assert set(row["source"]) == {"path", "class", "box"}
@@ -125,6 +154,7 @@ def test_comparison_adds_up_to_the_lead(classifier: Classifier, picture: Path) -
     document = explanation.to_dict()
     assert document["against"] == order[2]
     assert len(document["difference"]) == len(lead.rows)
+    assert sum(group["points"] for group in document["difference_groups"]) == pytest.approx(lead.logit, abs=1e-4)
 
 
 def test_prediction_compared_with_itself_is_compared_with_the_runner_up(classifier: Classifier, picture: Path) -> None:
@@ -279,9 +309,10 @@ def test_figure_has_room_for_every_row_and_strange_names(tmp_path: Path) -> None
     run = make_run(tmp_path, names, per_class=5, nonzero=1.0)
     explanation = explain(load(run.path, "cpu"), run.root / run.samples[0].path)
     figures = [replace(explanation, classes=explanation.classes[:count]).figure() for count in (1, 2, 3)]
-    # 15 rows of a class: ten are drawn, the others are one line, so each class takes the same room.
     heights = [figure.height for figure in figures]
-    assert heights[2] - heights[1] == heights[1] - heights[0] > 10 * 2 * 88
+    for count in (2, 3):
+        groups, others, _ = explanation.classes[count - 1].main_groups(10)
+        assert heights[count - 1] - heights[count - 2] == 2 * (84 + len(groups) * (88 + 14) + 26 * bool(others) + 60)
     assert len({figure.width for figure in figures}) == 1
 
 

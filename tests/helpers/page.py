@@ -69,6 +69,28 @@ class Page:
         value: list[float] = self.driver.execute_script(script, stage)
         return value
 
+    def rows(self) -> list[Any]:
+        """Return the lines of the evidence from top to bottom, one for each prototype. All groups are opened."""
+        script = "document.querySelectorAll('.row-members').forEach(group => { group.open = true })"
+        self.all(".evidence-row")
+        self.driver.execute_script(script)
+        rows = {row.get_attribute("data-prototype"): row for row in reversed(self.all(".evidence-row"))}
+        return list(reversed(rows.values()))
+
+    def drag(self, selector: str, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Draw a rectangle on an element; the corners are shares of it."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        element = self.one(selector)
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        width, height = element.size["width"], element.size["height"]
+        corners = [(round((x - 0.5) * width), round((y - 0.5) * height)) for x, y in (start, end)]
+        chain = ActionChains(self.driver).move_to_element_with_offset(element, *corners[0]).click_and_hold()
+        for step in (0.5, 1.0):
+            x, y = (round(a + step * (b - a)) for a, b in zip(*corners, strict=True))
+            chain = chain.move_to_element_with_offset(element, x, y)
+        chain.release().perform()
+
     def point_at(self, element: Any) -> None:
         from selenium.webdriver.common.action_chains import ActionChains
 

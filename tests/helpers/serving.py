@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 
 from likethat.runs.classifier import Classifier
-from likethat.serve.app import create_app, open_socket
+from likethat.serve.app import create_app, make_server, open_socket
 from likethat.serve.limits import Limits
 from likethat.serve.server import Server
 
@@ -27,7 +26,7 @@ def serving(classifier: Classifier, limits: Limits = PATIENT, **options: Any) ->
     inside."""
     app = create_app(classifier, limits=limits, **options)
     with open_socket("127.0.0.1", 0) as opened:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1))
+        server = make_server(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
         thread.start()
         until(lambda: server.started)

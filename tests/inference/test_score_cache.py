@@ -19,9 +19,10 @@ from likethat.inference.passes import score_images
 from likethat.inference.score_cache import cache_scores, cached_scores
 from likethat.inference.source_image import leave_source_out
 from likethat.runs import layout
-from likethat.training import last_layer_problem, prune
+from likethat.training import last_layer_problem
 from likethat.training.last_layer import kkt_residual, objective, solve_last_layer
-from likethat.training.prune import CachedScores, largest_lambda, refit_last_layer
+from likethat.training.pruning import prune
+from likethat.training.pruning.prune import CachedScores, largest_lambda, refit_last_layer
 from likethat.workflows import prune as prune_workflow
 from likethat.workflows import run_setup
 

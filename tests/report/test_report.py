@@ -41,7 +41,7 @@ METRICS: list[dict[str, object]] = [
         "seconds": 1.0,
     },
     {"stage": "last_layer", "cycle": 0, "objective": 0.1, "val": {"accuracy": 0.933}, "seconds": 1.0},
-    {"stage": "test", "images": 96, "accuracy": 0.875, "cross_entropy": 0.4},
+    {"stage": "test", "images": 96, "accuracy": 0.875, "top5_accuracy": 1.0, "cross_entropy": 0.4},
 ]
 
 
@@ -103,10 +103,12 @@ def test_explanations_are_one_file_with_escaped_names(run: TinyRun, tmp_path: Pa
         assert f"{100 * explanation.predicted.probability:.1f} %" in page.text
         for sheet in explanation.classes:
             assert f"{sheet.logit:.2f}".replace("-", "−") in page.text
-            rows, others, rest = sheet.main_rows(10)
-            assert others == 5
-            assert f"{rest:+.2f}".replace("-", "−") in page.text
-            for row in rows:
+            groups, others, rest = sheet.main_groups(10)
+            assert sum(len(group.rows) for group in groups) + others == 15
+            assert not others or f"{rest:+.2f}".replace("-", "−") in page.text
+            for group in groups:
+                assert f"{group.points:.2f}".replace("-", "−") in page.text
+            for row in (row for group in groups for row in group.rows):
                 assert f"{row.match.similarity:.2f} × {row.weight:.2f} = ".replace("-", "−") in page.text
     assert "points ahead" in page.text
 

@@ -73,6 +73,60 @@ def test_explain_gives_what_the_command_gives(
     assert area(wide["box"]) > 2 * area(narrow["box"])
 
 
+def test_hidden_parts_as_the_command_hides_them(
+    run: TinyRun, pictures: list[Path], client: httpx.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = pictures[1]  # turned by EXIF: boxes are in pixels of the file, as those of the answers
+    whole = client.post("/api/explain", files=form(picture)).json()["images"][0]
+    box = whole["classes"][0]["groups"][0]["box"]
+    asked = [",".join(map(str, box)), "0,0,20.5,30"]
+    expected = likethat_explain(capsys, run.path, picture, "--hide", asked[0], "--hide", asked[1])["images"][0]
+    (image,) = client.post("/api/explain", files=form(picture), params={"hide": asked}).json()["images"]
+    assert image == {**expected, "path": picture.name}
+    assert image["hidden"] == [pytest.approx(box), pytest.approx([0, 0, 20.5, 30])]
+    assert image["classes"][0]["logit"] != whole["classes"][0]["logit"]
+
+    def refused(*hide: str) -> str:
+        answer = client.post("/api/explain", files=form(picture), params={"hide": hide})
+        assert answer.status_code == 422
+        return str(answer.json()["detail"])
+
+    assert "x0,y0,x1,y1" in refused("1,2,3")
+    assert "outside of the picture" in refused("90000,0,90001,5")
+    assert "hide" in refused(*["0,0,5,5"] * 21)
+
+
+def test_what_the_page_hears_of_hidden_parts(run: TinyRun, pictures: list[Path], client: httpx.Client) -> None:
+    classifier = load(run.path, "cpu")
+    (kept,) = client.post("/api/pictures", files=form(pictures[0])).json()["pictures"]
+    whole = explain(classifier, pictures[0])
+    best, other = whole.classes[0].name, whole.classes[1].name
+    width, height = whole.picture.size
+    hidden = explain(classifier, pictures[0], hide=[(0.25 * width, 0, 0.5 * width, 0.5 * height)])
+    address = f"/api/pictures/{kept['id']}/hidden"
+    answer = client.get(address, params={"hide": "0.25,0,0.5,0.5", "class": best, "against": other}).json()
+    assert answer["predicted"] == hidden.predicted.name
+    assert [row["name"] for row in answer["ranking"]] == [sheet.name for sheet in hidden.classes]
+    for shown, name in zip(answer["sheets"], (best, other), strict=True):
+        sheet = hidden.sheet(name)
+        assert shown["logit"] == pytest.approx(sheet.logit, abs=1e-4)
+        assert shown["points"] == pytest.approx({str(r.match.prototype.id): r.points for r in sheet.rows}, abs=1e-4)
+        assert sum(shown["points"].values()) == pytest.approx(sheet.logit, abs=1e-3)
+        for row in sheet.rows:
+            match = answer["matches"][str(row.match.prototype.id)]
+            assert match["box"] == pytest.approx(list(row.match.share))
+            assert match["similarity"] == pytest.approx(row.match.similarity, abs=1e-5)
+    assert answer["difference"]["logit"] == pytest.approx(hidden.lead(best, other).logit, abs=1e-4)
+    assert answer["hidden"] == [[0.25, 0, 0.5, 0.5]]
+    red, green, blue = (int(answer["colour"][place : place + 2], 16) for place in (1, 3, 5))
+    assert hidden.picture.getpixel((round(0.3 * width), 5)) == (red, green, blue)
+    assert client.get(address, params={"hide": "0.25,0,0.5"}).status_code == 422
+    assert client.get(address, params={"hide": "2,0,3,1"}).status_code == 422
+    sheet = client.get(f"/pictures/{kept['id']}/explanation.json", params={"hide": "0.25,0,0.5,0.5"}).json()
+    assert sheet["hidden"] == hidden.to_dict()["hidden"]
+    assert "painted over" in client.get(f"/pictures/{kept['id']}/explanation.html?hide=0,0,1,0.5").text
+
+
 def area(box: list[float]) -> float:
     return (box[2] - box[0]) * (box[3] - box[1])
 
@@ -334,6 +388,6 @@ def test_combined_networks_are_served_too(run: TinyRun, pictures: list[Path]) ->
         assert image["classes"][0]["logit"] == pytest.approx(2 * alone.predicted.logit, abs=1e-4)
         (kept,) = client.post("/api/pictures", files=form(pictures[0])).json()["pictures"]
         shown = client.get(f"/api/pictures/{kept['id']}").json()
-        numbers = {row["prototype"] for row in shown["sheets"][0]["rows"]}
+        numbers = {row["prototype"] for group in shown["sheets"][0]["groups"] for row in group["rows"]}
         assert max(numbers) >= count > min(numbers)
         assert client.get(f"/prototypes/{max(numbers)}/crop.jpg").status_code == 200

@@ -108,6 +108,18 @@ def test_the_api_corrects_as_the_editor_does(run: Path) -> None:
     assert digests(run) == before, "the original is never touched"
 
 
+def test_several_prototypes_get_one_name_in_one_correction(run: Path) -> None:
+    with serving(load(run, "cpu")) as client:
+        corrector = Corrector(client)
+        corrector.open()
+        state = corrector.change("name", 1, 4, 5, text="crown")
+        assert {entry["id"] for entry in state["prototypes"] if entry["name"] == "crown"} == {1, 4, 5}
+        assert [edit["text"] for edit in state["history"]] == ["called 1, 4, 5 “crown”"]
+        assert {entry["name"] for entry in corrector.change("undo")["prototypes"]} == {None}
+        two = {"kind": "replace", "prototypes": [1, 4], "who": "Ada", "revision": corrector.state()["revision"]}
+        assert corrector.post(**two).status_code == 422, "not the first one alone, silently"
+
+
 def test_what_is_refused(run: Path) -> None:
     (run.parent / "taken").mkdir()
     with serving(load(run, "cpu")) as client:

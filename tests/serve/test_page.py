@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import httpx
 import pytest
@@ -17,7 +18,9 @@ from helpers.names import CLASS, FILE, needs_such_names
 from helpers.page import Page
 from helpers.runs import DEFAULT, likethat, make_tiny_birds
 from helpers.serving import server_of, serving
+from PIL import Image
 
+from likethat.explaining.explanation import explain
 from likethat.runs.calibration import Calibration
 from likethat.runs.classifier import load
 
@@ -60,7 +63,7 @@ def test_upload_point_switch_compare_and_reload(
 ) -> None:
     page.open("/", ".zone")
     page.upload(pictures[0])
-    rows = page.all(".evidence-row")
+    rows = page.rows()
     prediction = load(run, "cpu").predict(pictures[0])
     best = prediction.class_name.replace("_", " ")
     assert best in page.text("h1")
@@ -108,8 +111,6 @@ def test_upload_point_switch_compare_and_reload(
 
 
 def test_the_network_is_asked_where_the_evidence_lies(page: Page, run: Path, pictures: list[Path]) -> None:
-    from likethat.explaining.explanation import explain
-
     page.open("/", ".zone")
     page.upload(pictures[0])
     page.all(".evidence-row")
@@ -133,9 +134,90 @@ def test_the_network_is_asked_where_the_evidence_lies(page: Page, run: Path, pic
     )
 
 
-def test_downloads_are_the_commands_files(page: Page, client: httpx.Client, run: Path, pictures: list[Path]) -> None:
-    from likethat.explaining.explanation import explain
+def test_lines_are_groups_that_open(page: Page, run: Path, pictures: list[Path]) -> None:
+    classifier = load(run, "cpu")
+    sheets = (
+        (picture, sheet) for picture in pictures for sheet in explain(classifier, picture, top_classes=99).classes
+    )
+    picture, sheet = next(found for found in sheets if any(len(group.rows) > 1 for group in found[1].groups))
+    page.open("/", ".zone")
+    page.upload(picture)
+    page.all(".evidence-row")
+    page.open(f"{page.driver.current_url.removeprefix(page.base)}?class={sheet.name}", ".evidence-row")
+    lines = page.all(".evidence-rows > li")
+    assert len(lines) == len(sheet.groups)
+    for line, group in zip(lines, sheet.groups, strict=True):
+        shown = line.find_element("css selector", ".line-row .sum .was").text
+        assert shown == f"{group.points:.2f}".replace("-", "−")
+        members = line.find_elements("css selector", ".row-members .evidence-row")
+        assert [int(m.get_attribute("data-prototype")) for m in members] == (
+            [row.match.prototype.id for row in group.rows] if len(group.rows) > 1 else []
+        )
+        assert not any(member.is_displayed() for member in members)
+    page.click(".row-members summary")
+    page.until(lambda: page.all(".row-members .evidence-row")[0].is_displayed(), "the members")
 
+
+def test_a_hidden_part_changes_the_points_live(
+    page: Page, client: httpx.Client, run: Path, pictures: list[Path]
+) -> None:
+    classifier = load(run, "cpu")
+    width, height = Image.open(pictures[0]).size
+    page.open("/", ".zone")
+    page.upload(pictures[0])
+    before = explain(classifier, pictures[0])
+    lead = before.predicted.groups[0].lead.match
+
+    def expected(*shares: tuple[float, ...]) -> tuple[str, list[str]]:
+        """What is left of each line and of the total, by Python."""
+        boxes = [(x0 * width, y0 * height, x1 * width, y1 * height) for x0, y0, x1, y1 in shares]
+        after = explain(classifier, pictures[0], top_classes=99, hide=boxes)
+        sheet = after.sheet(before.predicted.name)
+        points = {row.match.prototype.id: row.points for row in sheet.rows}
+        lines = [sum(points[row.match.prototype.id] for row in group.rows) for group in before.predicted.groups]
+        return after.predicted.name, [f"{value:.2f}".replace("-", "−") for value in (*lines, sheet.logit)]
+
+    def shown() -> list[str]:
+        rows = "'.line-row .still, .totals .total .still'"
+        script = f"return [...document.querySelectorAll({rows})].map(e => e.textContent)"
+        found: list[str] = page.driver.execute_script(script)
+        return found
+
+    def told(name: str) -> bool:
+        same = name == before.predicted.name
+        return ("stays" if same else "changes to") + " " + name.replace("_", " ") in page.text(".outcome")
+
+    page.click(".hide-part")
+    name, values = expected(lead.share)
+    page.until(lambda: shown() == values, f"{values} instead of {shown()}")
+    assert told(name)
+    assert len(page.all(".covers i")) == 1
+    assert page.text(".hide-part") == "Show"
+    page.drag(".two-up .stage", (0.1, 0.1), (0.4, 0.6))
+    page.until(lambda: len(page.all(".covers i")) == 2, "the drawn part")
+    address = page.driver.current_url
+    parts = [tuple(map(float, text.split(","))) for text in parse_qs(address.partition("?")[2])["hide"]]
+    assert parts[1] == pytest.approx((0.1, 0.1, 0.4, 0.6), abs=0.01)
+    name, values = expected(*parts)
+    page.until(lambda: shown() == values, f"{values} instead of {shown()}")
+    assert told(name)
+
+    document = client.get(next(a.get_attribute("href") for a in page.all(".downloads a") if a.text == "JSON"))
+    assert document.json()["predicted"] == name
+    assert len(document.json()["hidden"]) == 2
+    page.driver.refresh()
+    page.until(lambda: shown() == values, "the same after a reload")
+    assert page.driver.current_url == address
+    page.click("#undo-hiding")
+    _, values = expected(lead.share)
+    page.until(lambda: shown() == values, "the part of the line alone")
+    page.click("#clear-hiding")
+    page.until(lambda: set(shown()) == {""}, "the whole picture")
+    assert "hide=" not in page.driver.current_url
+    assert not page.driver.find_elements("css selector", ".covers i")
+
+
+def test_downloads_are_the_commands_files(page: Page, client: httpx.Client, run: Path, pictures: list[Path]) -> None:
     page.open("/", ".zone")
     page.upload(pictures[1])
     links = [link.get_attribute("href") for link in page.all(".downloads a")]
@@ -202,7 +284,9 @@ def test_keyboard_alone(page: Page, pictures: list[Path]) -> None:
             break
     assert page.focused() == "choose", "the chooser is reached by Tab"
     page.upload(pictures[0])  # what the system's file dialogue would do
-    rows = page.all(".evidence-row")
+    rows = page.all(".line-row .evidence-row")
+    if len(rows) == 1:  # one part for all: the next line is inside of it
+        rows = [rows[0], page.rows()[0]]
     for _ in range(40):
         page.press(Keys.TAB)
         if page.focused() == rows[0].get_attribute("data-prototype"):

@@ -21,7 +21,7 @@ from likethat.training.last_layer import solve_last_layer
 from likethat.training.losses import protopnet_costs
 from likethat.training.plan import PlanEntry, set_learning_rates, start_stage
 from likethat.training.project import project
-from likethat.training.prune import NEAREST, THRESHOLD, own_neighbours, prototypes_to_keep
+from likethat.training.pruning.prune import NEAREST, THRESHOLD, own_neighbours, prototypes_to_keep
 
 CLASSES = [0, 0, 1, 2, 2, 2]  # of the prototypes
 

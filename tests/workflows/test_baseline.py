@@ -11,18 +11,15 @@ import pytest
 import timm
 import torch
 from helpers.runs import DEFAULT, PAPER, make_tiny_birds
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
 from likethat.cli.parser import main
 from likethat.data.decode import read_image, to_input
 from likethat.errors import UserError
-from likethat.explaining.explanation import explain
 from likethat.models.backbone import create_backbone
 from likethat.models.baseline import BaselineClassifier
-from likethat.report.comparison import MOST_OVERLAP, class_activation, comparison_figure, distinct_parts, overlap
+from likethat.report.comparison import class_activation, comparison_figure
 from likethat.runs import layout
 from likethat.runs.baseline import load_baseline, read_baseline
 from likethat.runs.classifier import load
@@ -228,24 +225,3 @@ def test_comparison(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert len(figure.getcolors(2**24)) > 1000, "it shows pictures"
     assert main([*arguments, "--out", str(tmp_path / "figure.jpg")]) == 2
     assert ".png" in capsys.readouterr().err
-
-
-def test_parts_shown_are_distinct_and_the_best(folder: Path) -> None:
-    sheet = explain(load(folder / "run", "cpu"), picture_of(folder)).predicted
-    chosen = distinct_parts(sheet.rows, 3)
-    assert 1 <= len(chosen) <= 3
-    assert chosen[0].points == max(row.points for row in sheet.rows)
-    for row in sheet.rows:
-        better = [other for other in chosen if other.points >= row.points]
-        hidden = any(overlap(row.match.share, other.match.share) > MOST_OVERLAP for other in better)
-        assert row in chosen or hidden or row.points <= 0 or len(better) == 3
-
-
-@given(*[st.tuples(*[st.integers(0, 8)] * 4)] * 2)
-def test_overlap_counts_cells(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> None:
-    def cells(box: tuple[int, int, int, int]) -> set[tuple[int, int]]:
-        return {(x, y) for x in range(box[0], box[2]) for y in range(box[1], box[3])}
-
-    boxes = [(x0, y0, x0 + w + 1, y0 + h + 1) for x0, y0, w, h in (a, b)]
-    both, either = cells(boxes[0]) & cells(boxes[1]), cells(boxes[0]) | cells(boxes[1])
-    assert overlap(*boxes) == pytest.approx(len(both) / len(either))

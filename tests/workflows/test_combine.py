@@ -137,6 +137,15 @@ def test_a_budget_holds_for_all_members_together(
     right = [guess == sample.label for guess, sample in zip(guess_N, dataset.val, strict=True)]
     assert sum(right) / len(right) == told["after"]["accuracy"] == told["path"][told["chosen"]]["accuracy"]
 
+    # Fewer connections than prototypes: some leave, of each member in proportion, and no class loses its last one.
+    assert main(["prune", str(folder / "ab"), "--out", str(tmp_path / "few"), "--budget", "8", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert 6 <= told["connections"] == told["prototypes"] <= 8
+    for number in range(2):
+        assert min(layout.read_record(tmp_path / "few" / "members" / str(number)).prototypes_of_class) >= 1
+    assert main(["prune", str(folder / "ab"), "--out", str(tmp_path / "none"), "--budget", "5"]) == 2
+    assert "in each of the 2 networks, so --budget must be 6 or more" in capsys.readouterr().err
+
 
 def test_classes_are_matched_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Here without the data, which leaves the accuracy out."""

@@ -9,11 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.runs import DEFAULT, make_tiny_birds
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from likethat.cli.parser import main
 from likethat.data.cache import decode_samples
@@ -26,8 +28,9 @@ from likethat.report.path import draw_path
 from likethat.runs import layout
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.data import open_run_data
-from likethat.training.last_layer import kkt_residual
-from likethat.training.prune import PathPoint, choose_point, own_neighbours, prototypes_to_keep
+from likethat.training.last_layer import kkt_residual, solve_last_layer
+from likethat.training.pruning.prune import PathPoint, choose_point, own_neighbours, prototypes_to_keep
+from likethat.training.pruning.thin import fewest_within_error, share_budget, untold
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +176,10 @@ def test_mistakes_are_told_and_nothing_is_written(run: Path, capsys: pytest.Capt
     assert "between 1 and --k" in told("--k", "2", "--threshold", "3")
     assert "between 1 and --k" in told("--threshold", "0")
     assert "prune twice" in told("--budget", "20", "--k", "3")
-    assert "the sparsest has 9" in told("--budget", "8")
+    assert "--budget must be 3 or more, not 2" in told("--budget", "2")
+    assert "prune twice" in told("--per-class", "2", "--budget", "5")
+    assert "at least 1 prototype" in told("--per-class", "0")
+    assert "invalid" in told("--per-class", "few")
     assert "--overwrite" in (main(["prune", str(run), "--out", str(run)]), capsys.readouterr().err)[1]
 
 
@@ -213,11 +219,140 @@ def test_budget(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["verify", str(tmp_path / "lean")]) == 0
 
 
+def by_loop(run: Path, lam: float, least: int, target: int) -> list[list[int]]:
+    """The prototypes that are left after each round, by the definition: a regression and a solution for each."""
+    classifier, config = load(run, "cpu"), layout.read_record(run).config
+    dataset = open_run_data(classifier, None)
+    network, belongs = classifier.networks[0], [prototype.label for prototype in classifier.prototypes]
+
+    def scores(part: list[Sample], views: bool) -> tuple[Tensor, Tensor]:
+        pixels = decode_samples(dataset.root, part, config.model.input_size).pixels
+        images = hold(pixels, part, torch.device("cpu"))
+        images = last_layer_images(images, config) if views else images
+        with torch.no_grad():
+            batches = [images.batch(torch.tensor([number])) for number in range(len(images.label_N))]
+            return torch.cat([network(batch[0]).score_BP for batch in batches]), images.label_N
+
+    (train, label), (val, val_label) = scores(dataset.train, True), scores(dataset.val, False)
+    source = [[s.path for s in dataset.train].index(p.path) for p in classifier.prototypes]
+
+    def fair(keep: list[int]) -> Tensor:
+        score = train[:, keep].clone()
+        for column, p in enumerate(keep):
+            mates = [c for c, q in enumerate(keep) if belongs[q] == belongs[p] and source[q] != source[p]]
+            for row in range(source[p], len(train), len(dataset.train)):
+                if mates:
+                    score[row, column] = train[row, [keep[c] for c in mates]].mean()
+        return score
+
+    def solve(keep: list[int]) -> Tensor:
+        class_p = torch.tensor([belongs[p] for p in keep])
+        settings = {"lam": lam, "ridge": config.train.ridge}
+        return solve_last_layer(fair(keep), label, class_p, len(classifier.classes), **settings).weight_KP
+
+    keep = list(range(len(belongs)))
+    rounds = [keep]
+    while len(keep) > target:
+        weight, known, costs = solve(keep), fair(keep).double().numpy(), {}
+        for column, p in enumerate(keep):
+            mates = [c for c, q in enumerate(keep) if belongs[q] == belongs[p] and c != column]
+            told = np.linalg.lstsq(known[:, mates], known[:, column], rcond=None)[0]
+            beyond = val[:, p].double() - val[:, [keep[c] for c in mates]].double() @ torch.from_numpy(told)
+            logits = val[:, keep].double() @ weight.double().T - beyond[:, None] * weight[:, column].double()
+            costs[p] = float(torch.nn.functional.cross_entropy(logits, val_label))
+        free = [p for p in keep if sum(belongs[q] == belongs[p] for q in keep) > least]
+        if not free:
+            break
+        keep = [p for p in keep if p != min(free, key=costs.__getitem__)]  # a tenth of nine is one at a time
+        rounds.append(keep)
+    return rounds
+
+
+def places(classifier: Classifier) -> list[tuple[str, int, int]]:
+    return [(prototype.path, prototype.row, prototype.column) for prototype in classifier.prototypes]
+
+
+def test_a_budget_below_one_connection_a_prototype(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = load(run, "cpu")
+    for budget in (7, 3):
+        out = tmp_path / str(budget)
+        assert main(["prune", str(run), "--out", str(out), "--budget", str(budget), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["prototypes"], told["connections"]) == (budget, budget)
+        lam = layout.read_record(out).config.train.l1
+        after = load(out, "cpu")
+        assert places(after) == [places(before)[p] for p in by_loop(run, lam, least=1, target=budget)[-1]]
+        assert int((after.weight_KP != 0).sum()) == budget
+        assert min(layout.read_record(out).prototypes_of_class) >= 1
+        assert sum(told["removed"].values()) == 9 - budget
+        assert f"At most {budget} connections were allowed" in (out / layout.REPORT).read_text()
+        assert main(["verify", str(out)]) == 0
+        capsys.readouterr()
+
+
+def test_a_number_of_prototypes_for_each_class(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, lam = load(run, "cpu"), layout.read_record(run).config.train.l1
+    assert main(["prune", str(run), "--out", str(tmp_path / "two"), "--per-class", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["per_class"] == 2
+    two = load(tmp_path / "two", "cpu")
+    rounds = by_loop(run, lam, least=2, target=0)
+    assert places(two) == [places(before)[p] for p in rounds[-1]]
+    assert layout.read_record(tmp_path / "two").prototypes_of_class == (2, 2, 2)
+    assert "At most 2 prototypes of each class" in (tmp_path / "two" / layout.REPORT).read_text()
+
+    assert main(["prune", str(run), "--out", str(tmp_path / "auto"), "--per-class", "auto", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    rounds = by_loop(run, lam, least=1, target=0)
+    auto = load(tmp_path / "auto", "cpu")
+    assert places(auto) in [[places(before)[p] for p in keep] for keep in rounds]
+    error = math.sqrt(told["before"]["accuracy"] * (1 - told["before"]["accuracy"]) / 9)
+    assert told["after"]["accuracy"] >= told["before"]["accuracy"] - error
+    assert "within one standard error" in (tmp_path / "auto" / layout.REPORT).read_text()
+    assert main(["verify", str(tmp_path / "auto")]) == 0
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=8))
+def test_the_fewest_within_an_error(right: list[int]) -> None:
+    shares = [count / 20 for count in right]
+    error = math.sqrt(shares[0] * (1 - shares[0]) / 20)
+    chosen = fewest_within_error(shares, 20)
+    assert shares[chosen] >= shares[0] - error
+    assert all(share < shares[0] - error for share in shares[chosen + 1 :])
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 30), min_size=1, max_size=4), st.integers(0, 200))
+def test_members_share_a_budget(classes: int, beyond: list[int], budget: int) -> None:
+    counts = [classes + more for more in beyond]
+    if budget < classes * len(counts):
+        with pytest.raises(UserError, match=f"must be {classes * len(counts)} or more"):
+            share_budget(budget, counts, classes)
+        return
+    shares = share_budget(min(budget, sum(counts)), counts, classes)
+    assert sum(shares) <= budget
+    assert all(classes <= share <= count for share, count in zip(shares, counts, strict=True))
+
+
+def test_a_copy_is_not_missed() -> None:
+    """Of two prototypes that fire together one tells all that the other does; the third one tells something else."""
+    generator = torch.Generator().manual_seed(0)
+    score_N3 = torch.rand(50, 3, generator=generator, dtype=torch.double)
+    score_N3[:, 1] = 2 * score_N3[:, 0] + 1e-3 * score_N3[:, 1]
+    beyond_N3 = score_N3 @ untold(score_N3)
+    assert float(beyond_N3[:, :2].abs().max()) < 0.01
+    others = score_N3[:, :2]
+    expected = score_N3[:, 2] - others @ torch.linalg.pinv(others, rtol=1e-3) @ score_N3[:, 2]
+    assert torch.allclose(beyond_N3[:, 2], expected, atol=0.05)
+    assert float(beyond_N3[:, 2].abs().max()) > 0.1
+
+
 def test_a_pruning_is_repeatable(run: Path, pruned: Path, tmp_path: Path) -> None:
     assert main(["prune", str(run), "--out", str(tmp_path / "again"), "--k", "5", "--keep-one"]) == 0
 
     def digest(folder: Path) -> list[str]:
-        files = sorted(path for path in folder.rglob("*") if path.suffix in (".jpg", ".safetensors", ".json"))
+        kept = (path for path in folder.rglob("*") if path.name != "manifest.json")  # metrics.jsonl has seconds
+        files = sorted(path for path in kept if path.suffix in (".jpg", ".safetensors", ".json"))
         return [f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
 
     assert digest(pruned) == digest(tmp_path / "again")

@@ -96,6 +96,12 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader went away, as `likethat info RUN | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # Names that cannot be, such as those that are too long, and what may not be read or written.
+        print(f"likethat: {error.filename} cannot be used ({error.strerror}); choose another.", file=sys.stderr)
+        return USERS_MISTAKE
 
 
 def _work_together(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from likethat.data.dataset import IMAGES_OF
-from likethat.explaining.verify import Verification
+from likethat.explaining.verify import NOT_PROVEN, Verification
 from likethat.metrics.accuracy import Evaluation
 from likethat.metrics.figure import HIGHER, LOWER, MetricFigure
 from likethat.runs import layout
@@ -106,19 +106,17 @@ def print_verification(verification: Verification) -> None:
         print(f"prototype {failure.prototype} ({failure.path}): {failure.reason}")
     if len(verification.failures) > SHOWN:
         print(f"... and {len(verification.failures) - SHOWN} more")
+    for finding in verification.findings:
+        print(f"{finding.what}: {'NOT proven' if finding.result == NOT_PROVEN else finding.result}: {finding.why}")
     verdict = "every prototype is the training patch it names"
-    if not verification.passed:
+    if verification.failures:
         verdict = f"{len({failure.prototype for failure in verification.failures})} prototypes are NOT proven"
+    elif not verification.passed:
+        verdict = "their patches are proven, the run is NOT" if verification.prototypes else "nothing is proven"
     print(
         f"{verification.prototypes} prototypes from {verification.images} images, "
         f"largest absolute error {verification.max_error:.1e}: {verdict}"
     )
-    if boxes := verification.boxes:
-        print(
-            f"everything outside the boxes replaced by other pictures, {boxes.prototypes} prototypes in "
-            f"{boxes.pictures} pictures: similarities change by at most {boxes.max_change:.1e}"
-            f"{' (equal to the last bit)' if boxes.max_change == 0 else ''}"
-        )
 
 
 def print_predictions(predictions: Sequence[tuple[str, Prediction]]) -> None:

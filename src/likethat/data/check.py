@@ -13,6 +13,7 @@ from PIL import Image
 
 from likethat.data.dataset import PARTS, DataSet, Sample
 from likethat.data.decode import ImageError, read_image
+from likethat.data.files import read_file
 from likethat.distributed import local_world_size
 from likethat.errors import UserError
 from likethat.progress import Advance
@@ -29,7 +30,7 @@ class DataProblem:
     """Something wrong with a file, or with a class: then `path` is the class's name and `kind` is "too few"."""
 
     path: str
-    kind: str  # unreadable, truncated, empty, bomb, duplicate, too few
+    kind: str  # unreadable, truncated, empty, bomb, duplicate, too few, left out
     text: str
     is_warning: bool = False  # harmless enough to train with
 
@@ -85,7 +86,7 @@ class Examined:
 def examine(root: Path, sample: Sample) -> Examined:
     """Read the file once and decode it fully: nothing less proves that it is whole."""
     try:
-        data = (root / sample.path).read_bytes()
+        data = read_file(root / sample.path)
     except OSError as error:
         why = f"cannot be opened ({error.strerror}); restore the file or its permissions"
         return Examined("", None, DataProblem(sample.path, "unreadable", why))

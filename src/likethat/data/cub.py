@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from likethat.data.dataset import DataSet, Sample, hold_out
+from likethat.data.files import read_file
 from likethat.errors import UserError
 
 
@@ -60,7 +61,7 @@ def read_boxes(file: Path) -> dict[str, tuple[float, float, float, float]]:
 def read_table(file: Path) -> dict[str, str]:
     """Read a table of 'id value' lines, in the file's order."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_file(file).decode("utf-8")
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): unpack CUB_200_2011 again") from error
     rows = {}

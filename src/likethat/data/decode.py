@@ -21,6 +21,7 @@ from PIL import (
     WebPImagePlugin,  # noqa: F401
 )
 
+from likethat.data.files import read_file
 from likethat.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -96,7 +97,7 @@ def _name_of(source: Path | bytes | BinaryIO | Image.Image) -> str:
 def _read_bytes(source: Path | bytes | BinaryIO, name: str) -> bytes:
     if isinstance(source, Path):
         try:
-            data = source.read_bytes()
+            data = read_file(source)
         except OSError as error:
             raise ImageError(name, "unreadable", f"cannot be opened ({error.strerror or error})") from error
     else:
@@ -198,14 +199,24 @@ class View:
 
     def to_file(self, box: Box) -> Box:
         """Convert a box in input pixels to pixels of the file as stored, before any EXIF rotation."""
-        x0, y0, x1, y1 = self.to_upright(box)
+        x0, y0, x1, y1 = self._mirrored(self.to_upright(box))
+        return (y0, x0, y1, x1) if self.orientation >= 5 else (x0, y0, x1, y1)
+
+    def from_file(self, box: Box) -> Box:
+        """Convert a box in pixels of the file as stored to shares of what the network sees."""
+        x0, y0, x1, y1 = box
+        upright = self._mirrored((y0, x0, y1, x1) if self.orientation >= 5 else box)
+        x0, y0, x1, y1 = self.to_shares(np.array([upright]))[0].tolist()
+        return x0, y0, x1, y1
+
+    def _mirrored(self, box: Box) -> Box:
+        """Mirror an upright box as the file is, before its sides are exchanged; or the other way round."""
+        x0, y0, x1, y1 = box
         height, width = self.upright_hw
         if self.orientation in (2, 3, 6, 7):
             x0, x1 = width - x1, width - x0
         if self.orientation in (3, 4, 7, 8):
             y0, y1 = height - y1, height - y0
-        if self.orientation >= 5:
-            x0, y0, x1, y1 = y0, x0, y1, x1
         return x0, y0, x1, y1
 
 

@@ -60,8 +60,16 @@ def _part_folders(root: Path) -> dict[str, Path]:
 def _class_folders(folder: Path) -> list[str]:
     """Return the folders in `folder`, except hidden ones and those that likethat made, such as runs."""
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+        names = [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
     return sorted(name for name in names if not made_by_likethat(folder / name))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Also of links: one that leads to itself leads to no folder."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _files_by_class(folder: Path) -> dict[str, list[str]]:
@@ -82,7 +90,7 @@ def _image_files(start: str, inside: str, parents: tuple[str, ...]) -> Iterator[
             if entry.name.startswith("."):
                 continue
             path = f"{inside}/{entry.name}" if inside else entry.name
-            if entry.is_dir():
+            if _is_folder(entry):
                 real_path = os.path.realpath(entry.path)
                 if real_path not in parents and not made_by_likethat(Path(entry.path)):
                     yield from _image_files(start, path, (*parents, real_path))

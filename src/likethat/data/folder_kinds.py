@@ -1,10 +1,12 @@
 """Folders that likethat made, told from the user's own."""
 
-import json
 import os
 from pathlib import Path
 
+from likethat.data.files import parse_json, read_file
+
 CONFIG = "config.json"
+LOCK = ".lock"  # in a run folder while a process writes into it
 CHECKPOINTS, PIXEL_FILE = "checkpoints", "pixels.npy"  # the file lies in the folder
 GUIDE_FILE, PARTS_FILE = "species.json", "parts.json"  # of the embedded birds
 EXPLANATIONS = ("explanations.html", "explanations.json")
@@ -16,17 +18,18 @@ STUDY = (f"{TABLE}.md", f"{TABLE}.json")
 def is_run(folder: Path) -> bool:
     """Return whether config.json in the folder is a run's; many other programs write files of that name."""
     try:
-        document = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        document = parse_json(read_file(folder / CONFIG))
     except (OSError, ValueError):
         return False
     return isinstance(document, dict) and isinstance(document.get("format"), int) and "likethat" in document
 
 
 def is_begun(folder: Path) -> bool:
-    """Return whether the folder holds only cached pixels, as a run does that was stopped while it read images."""
-    if not (folder / CHECKPOINTS).is_dir() or len(os.listdir(folder)) > 1:
+    """Return whether the folder holds only cached pixels and a lock, as a run does while it reads images."""
+    has_cache = (folder / CHECKPOINTS).is_dir()
+    if not (has_cache or (folder / LOCK).is_file()) or set(os.listdir(folder)) - {CHECKPOINTS, LOCK}:
         return False
-    return all(name.startswith((PIXEL_FILE, ".")) for name in os.listdir(folder / CHECKPOINTS))
+    return not has_cache or all(name.startswith((PIXEL_FILE, ".")) for name in os.listdir(folder / CHECKPOINTS))
 
 
 def is_birds(folder: Path) -> bool:

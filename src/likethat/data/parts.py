@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from likethat.data.cub import find_cub, read_boxes, read_table
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.decode import Box, View
+from likethat.data.files import parse_json, read_file
 from likethat.data.folder_kinds import GUIDE_FILE, PARTS_FILE
 from likethat.errors import UserError
 
@@ -64,7 +64,7 @@ def _read_cub(root: Path) -> PartTable:
     part_of = {path: np.full((len(names), 4), np.nan) for path in path_of.values()}
     file = root / "parts/part_locs.txt"
     try:
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in read_file(file).decode("utf-8").splitlines():
             image_id, part_id, x, y, visible = line.split()
             if visible == "1" and image_id in path_of:
                 part_of[path_of[image_id]][number_of[part_id]] = (float(x), float(y)) * 2
@@ -79,12 +79,12 @@ def _read_birds(root: Path) -> PartTable:
     """Read parts.json and species.json as `likethat data synth` writes them."""
     file = root / PARTS_FILE
     try:
-        boxes: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        boxes: dict[str, dict[str, Any]] = parse_json(read_file(file))
         names = tuple(dict.fromkeys(name for parts in boxes.values() for name in parts if name != "bird"))
         part_of = {path: np.array([parts.get(name, HIDDEN) for name in names], float) for path, parts in boxes.items()}
         object_of: dict[str, Box] = {path: tuple(parts["bird"]) for path, parts in boxes.items() if "bird" in parts}
         file = root / GUIDE_FILE
-        guide = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"pairs": []}
+        guide = parse_json(read_file(file)) if file.is_file() else {"pairs": []}
         pairs = tuple((pair["a"], pair["b"], names.index(pair["part"])) for pair in guide["pairs"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is damaged ({error!r}); restore it, or remove it to go without parts.") from error

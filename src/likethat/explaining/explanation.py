@@ -16,15 +16,17 @@ from likethat.errors import UserError
 from likethat.explaining.attribution import UPSAMPLING, check_method
 from likethat.explaining.boxes import PERCENTILE
 from likethat.explaining.draw.page import write_explanations
-from likethat.explaining.draw.render import png
+from likethat.explaining.draw.render import png, scaled
 from likethat.explaining.draw.sheet import draw_sheet
+from likethat.explaining.hiding import hide_boxes
 from likethat.explaining.matches import Match, find_matches
-from likethat.explaining.scoring import ScoredPicture, Sheet, SheetRow, added_up
+from likethat.explaining.scoring import RowGroup, ScoredPicture, Sheet, SheetRow, added_up
 from likethat.models.protopnet import Output, summed_logits
 from likethat.runs.atomic_files import atomic_path, write_json
 from likethat.runs.classifier import Classifier, PictureSource, PreparedPicture
 
 NEAREST = 10  # prototypes listed over all classes, as in the paper's analysis
+STRONGEST = 6  # parts in a summary
 CLOSELY = 10  # prototypes of a class that are located by another attribution than upsampling: as many as pages show
 
 
@@ -49,8 +51,29 @@ class Explanation(ScoredPicture):
             raise UserError(f"An explanation is saved as .html, .png or .json; {path} ends with none of them.")
         return path
 
+    def __repr__(self) -> str:
+        return f"<likethat.Explanation {self.path or 'picture'}: {self.predicted.name}>"
+
+    def __str__(self) -> str:
+        """Return a summary: the class, what is promised, and what gave the most points."""
+        groups, others, rest = self.predicted.main_groups(STRONGEST)
+        lines = [f"{self.path or 'picture'}: {self.predicted.name} ({self.predicted.probability:.1%})"]
+        lines += [self.verdict.sentence()] if self.verdict else []
+        lines += [
+            f"{group.points:+8.2f} points: like {_named(group)} of {group.lead.match.prototype.class_name} "
+            f"({group.lead.match.prototype.path}), similarity {group.lead.match.similarity:.2f}"
+            for group in groups
+        ]
+        lines += [f"{rest:+8.2f} points: {others} other prototypes"] if others else []
+        return "\n".join([*lines, f"{self.predicted.logit:8.2f} points in all"])
+
     def _repr_png_(self) -> bytes:
         return png(self.figure())
+
+
+def _named(group: RowGroup) -> str:
+    more = len(group.rows) - 1
+    return group.lead.match.prototype.title + (f" and {more} more" if more else "")
 
 
 @dataclass(frozen=True)
@@ -78,11 +101,13 @@ def explain(
     percentile: float = USUAL.percentile,
     level: float | None = None,
     attribution: str = USUAL.attribution,
+    hide: Sequence[Box] = (),
 ) -> Explanation:
     """Explain one picture. `against` compares the prediction with that class (with the runner-up, if that class is the
     prediction); `level` is that of the prediction set of a calibrated run (0.95, if none is given); `attribution` says
-    how the parts of the picture are found: by upsampling, gradient or occlusion."""
-    prepared = classifier.prepare(image, crop_to)
+    how the parts of the picture are found: by upsampling, gradient or occlusion; `hide` paints rectangles over
+    first, each x0, y0, x1, y1 in pixels of the file, as the boxes of explanations are."""
+    prepared = hide_boxes(classifier.prepare(image, crop_to), hide)
     path = str(image) if isinstance(image, str | Path) else None
     options = Options(top_classes, against, percentile, level, attribution)
     return explain_batch(classifier, [prepared], options, paths=[path])[0]
@@ -120,6 +145,7 @@ def explain_outputs(
     explanations = []
     for number, (prepared, path) in enumerate(zip(batch, paths or [None] * len(batch), strict=True)):
         score_P, logit_K = score_BP[number], logit_BK[number]
+        size_wh = prepared.views[0].input_hw[::-1]
         order = logit_K.argsort(descending=True, stable=True).tolist()
         shown = order[: options.top_classes]
         opponent = rival if rival != order[0] else order[1]
@@ -155,6 +181,7 @@ def explain_outputs(
                 verdict=verdicts[number],
                 attribution=options.attribution,
                 sees_windows=classifier.sees_windows,
+                hidden=tuple(prepared.views[0].to_file(scaled(box, *size_wh)) for box in prepared.hidden),
             )
         )
     return explanations

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from likethat.data.check import map_in_threads
-from likethat.data.decode import ImageError
+from likethat.data.decode import Box, ImageError
 from likethat.data.folder_kinds import EXPLANATIONS
 from likethat.data.pictures import Skipped
 from likethat.explaining.attribution import UPSAMPLING
 from likethat.explaining.draw.render import shrink
 from likethat.explaining.explanation import USUAL, Explanation, Options, explain_batch
+from likethat.explaining.hiding import hide_boxes
 from likethat.progress import Advance
 from likethat.runs.classifier import Classifier, Prediction, PreparedPicture
 
@@ -38,12 +39,15 @@ def explain_files(
     paths: Sequence[str],
     options: Options = USUAL,
     advance: Advance | None = None,
+    *,
+    hide: Sequence[Box] = (),
 ) -> Iterator[Explanation | Skipped]:
-    """Yield one answer a file, in order. Files are read and explained in batches; few are in memory at any time."""
+    """Yield one answer a file, in order. Files are read and explained in batches; few are in memory at any time. The
+    rectangles of `hide` are painted over in each."""
     step = BATCH if options.attribution == UPSAMPLING else 1  # slow ones show their progress picture by picture
     for start in range(0, len(paths), step):
         names = paths[start : start + step]
-        read_B = _read(classifier, names)
+        read_B = _read(classifier, names, hide)
         good = {
             name: prepared
             for name, prepared in zip(names, read_B, strict=True)
@@ -62,10 +66,10 @@ def explain_files(
             advance(start + len(names), len(paths))
 
 
-def _read(classifier: Classifier, paths: Sequence[str]) -> list[PreparedPicture | Skipped]:
+def _read(classifier: Classifier, paths: Sequence[str], hide: Sequence[Box] = ()) -> list[PreparedPicture | Skipped]:
     def read(path: str) -> PreparedPicture | Skipped:
         try:
-            return classifier.prepare(path)
+            return hide_boxes(classifier.prepare(path), hide)
         except ImageError as error:
             return Skipped(path, error.cause)
 

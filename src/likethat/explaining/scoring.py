@@ -9,10 +9,11 @@ from typing import Any, Self
 
 from PIL.Image import Image
 
-from likethat.data.decode import View
+from likethat.data.decode import Box, View
 from likethat.errors import UserError
 from likethat.explaining.attribution import UPSAMPLING
 from likethat.explaining.draw.render import seen_part
+from likethat.explaining.groups import group_by_part
 from likethat.explaining.matches import Match
 from likethat.runs.calibration import Verdict
 
@@ -32,6 +33,26 @@ class SheetRow:
 
 
 @dataclass(frozen=True, eq=False)
+class RowGroup:
+    """Lines that say the same: prototypes of one class that show the same part of the picture, strongest first."""
+
+    rows: tuple[SheetRow, ...]
+
+    @property
+    def lead(self) -> SheetRow:
+        """Return the strongest line, which stands for all."""
+        return self.rows[0]
+
+    @cached_property
+    def points(self) -> float:
+        return sum(row.points for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        prototypes = [row.match.prototype.id for row in self.rows]
+        return {"prototypes": prototypes, "points": self.points, "box": list(self.lead.match.box)}
+
+
+@dataclass(frozen=True, eq=False)
 class Sheet:
     """All points of one class, most first. They add up to the logit."""
 
@@ -40,16 +61,31 @@ class Sheet:
     probability: float
     rows: tuple[SheetRow, ...]
 
-    def main_rows(self, most: int) -> tuple[list[SheetRow], int, float]:
-        """Return the rows that count most, in the sheet's order, the number of the others and the sum of those."""
-        by_weight = sorted(self.rows, key=lambda row: -abs(row.points))
-        main = set(by_weight[:most])
-        rest = by_weight[most:]
-        return [row for row in self.rows if row in main], len(rest), sum(row.points for row in rest)
+    @cached_property
+    def groups(self) -> tuple[RowGroup, ...]:
+        """Return the rows by the part they show, strongest group first. Their points add up to the logit, too.
+
+        Only prototypes of the same class are grouped, and what speaks for the class never with what speaks against it.
+        """
+        alike: dict[tuple[str, bool], list[SheetRow]] = {}
+        for row in sorted(self.rows, key=lambda row: -abs(row.points)):
+            alike.setdefault((row.match.prototype.class_name, row.points < 0), []).append(row)
+        groups = [
+            RowGroup(tuple(rows[number] for number in numbers))
+            for rows in alike.values()
+            for numbers in group_by_part([row.match.share for row in rows])
+        ]
+        return tuple(sorted(groups, key=lambda group: -abs(group.points)))
+
+    def main_groups(self, most: int) -> tuple[tuple[RowGroup, ...], int, float]:
+        """Return the strongest groups, the number of prototypes in the others and the sum of their points."""
+        rest = self.groups[most:]
+        return self.groups[:most], sum(len(group.rows) for group in rest), sum(group.points for group in rest)
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [row.to_dict() for row in self.rows]
-        return {"name": self.name, "logit": self.logit, "probability": self.probability, "rows": rows}
+        head = {"name": self.name, "logit": self.logit, "probability": self.probability}
+        rows, groups = [row.to_dict() for row in self.rows], [group.to_dict() for group in self.groups]
+        return {**head, "rows": rows, "groups": groups}
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +102,7 @@ class ScoredPicture:
     verdict: Verdict | None = None  # of a run that was calibrated
     attribution: str = UPSAMPLING  # how the parts of the picture were found
     sees_windows: bool = False  # whether each box is all that was seen for its similarity
+    hidden: tuple[Box, ...] = ()  # parts that were painted over first, in pixels of the file
 
     @property
     def predicted(self) -> Sheet:
@@ -75,6 +112,13 @@ class ScoredPicture:
     def heading(self) -> str:
         """Return the words that introduce the predicted class's name."""
         return "The nearest class is" if self.verdict and self.verdict.abstains else "This picture looks like"
+
+    @property
+    def hidden_note(self) -> str:
+        """Return what must be said about a picture with hidden parts; nothing about a whole one."""
+        parts = "A part" if len(self.hidden) == 1 else f"{len(self.hidden)} parts"
+        painted = "painted over with the mean colour of the rest before the model saw the picture"
+        return f"{parts} of it {'was' if len(self.hidden) == 1 else 'were'} {painted}." if self.hidden else ""
 
     def sheet(self, name: str) -> Sheet:
         return next(sheet for sheet in self.classes if sheet.name == name)
@@ -103,12 +147,14 @@ class ScoredPicture:
             "predicted": self.predicted.name,
             **({"verdict": self.verdict.to_dict()} if self.verdict else {}),
             "attribution": self.attribution,
+            **({"hidden": [list(box) for box in self.hidden]} if self.hidden else {}),
             "classes": [sheet.to_dict() for sheet in self.classes],
             "nearest": [match.to_dict() for match in self.nearest],
         }
         if self.rival is not None:
             document["against"] = self.rival
-            document["difference"] = [row.to_dict() for row in self.difference().rows]
+            lead = self.difference().to_dict()
+            document |= {"difference": lead["rows"], "difference_groups": lead["groups"]}
         if maps:
             matches = [*self.nearest, *(row.match for sheet in self.classes for row in sheet.rows)]
             document["maps"] = {match.prototype.id: match.map_HW.tolist() for match in matches}

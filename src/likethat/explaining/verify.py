@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.decode import ImageError, read_image, to_input
+from likethat.data.files import read_file
 from likethat.data.loaders import to_unit
 from likethat.explaining.box_proof import MOST_CHANGE, PICTURES, BoxProof, changes_by_outside, sample_prototypes
 from likethat.models.protopnet import ProtoPNet
@@ -30,6 +31,18 @@ class Failure:
     reason: str
 
 
+PROVEN, FAILED, NOT_PROVEN = "proven", "failed", "not proven"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at besides the patches, what came of it, and why."""
+
+    what: str
+    result: str  # proven, failed or not proven
+    why: str
+
+
 @dataclass(frozen=True)
 class Verification:
     prototypes: int
@@ -37,10 +50,11 @@ class Verification:
     max_error: float  # largest absolute difference of any coordinate
     failures: tuple[Failure, ...]
     boxes: BoxProof | None = None  # of networks that see windows
+    findings: tuple[Finding, ...] = ()
 
     @property
     def passed(self) -> bool:
-        return not self.failures
+        return not self.failures and all(finding.result != FAILED for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         return {"passed": self.passed, **asdict(self)}
@@ -111,7 +125,7 @@ def prove_boxes(
 def _read(root: Path, source: Prototype, size_hw: tuple[int, int]) -> Tensor | str:
     """Return what the network saw of a prototype's training picture, or why it cannot be known."""
     try:
-        data = (root / source.path).read_bytes()
+        data = read_file(root / source.path)
         if hashlib.sha256(data).hexdigest() != source.sha256:
             return "the image file has changed since training"
         image = read_image(data, name=source.path)

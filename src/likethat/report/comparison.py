@@ -14,15 +14,14 @@ from likethat.data.loaders import to_unit
 from likethat.errors import UserError
 from likethat.explaining.boxes import whole_map
 from likethat.explaining.draw.heat import overlay
-from likethat.explaining.draw.render import fit, read_picture, scaled
+from likethat.explaining.draw.render import cut_out, fit, read_picture, scaled
 from likethat.explaining.draw.sheet import ACCENT, MARGIN, SCALE, SOFT, WIDTH, SheetCanvas, one_line
 from likethat.explaining.explanation import Explanation, explain
-from likethat.explaining.scoring import SheetRow
+from likethat.explaining.scoring import RowGroup
 from likethat.runs.baseline import LoadedBaseline
 from likethat.runs.classifier import Classifier, PictureSource
 
 COLOURS = ("#e11d48", "#2563eb", "#f59e0b")  # of the parts shown, most points first
-MOST_OVERLAP = 0.5  # of two parts shown; beyond it they are the same part
 SIDE, GAP, TOP, HEIGHT = 206, 22, 92, 360  # of a panel's picture, between panels, above pictures, of the figure
 CASES = MARGIN + 2 * (SIDE + GAP)  # where the third panel begins
 THUMB = 62
@@ -57,7 +56,7 @@ def comparison_figure(
         raise UserError(f"{classifier.path} and {baseline.path} know different classes; compare runs on the same data.")
     explanation = explain(classifier, image, crop_to=crop_to, top_classes=1)
     attention = class_activation(baseline, explanation.image, crop_to)
-    rows = distinct_parts(explanation.predicted.rows, len(COLOURS))
+    parts = [group for group in explanation.predicted.groups if group.points > 0][: len(COLOURS)]
     picture, best = fit(explanation.picture, SIDE * SCALE), explanation.predicted
     verdict = f"{best.name}, {best.probability:.1%}"
     canvas = SheetCanvas(HEIGHT)
@@ -69,12 +68,12 @@ def comparison_figure(
         canvas.text(x, 34, title, 16, bold=True)
         canvas.text(x, 60, text, 12, SOFT)
     _panel(canvas, MARGIN, overlay(picture, attention.map_HW), f"{attention.class_name}, {attention.probability:.1%}")
-    boxes = [scaled(row.match.share, *picture.size) for row in rows]
+    boxes = [scaled(part.lead.match.share, *picture.size) for part in parts]
     _panel(canvas, MARGIN + SIDE + GAP, draw_parts(picture, boxes), verdict)
-    for number, row in enumerate(rows):
-        _draw_case(canvas, TOP + number * (THUMB + 10), explanation, row, COLOURS[number])
+    for number, part in enumerate(parts):
+        _draw_case(canvas, TOP + number * (THUMB + 10), explanation, part, COLOURS[number])
     canvas.text(CASES, TOP + SIDE + 10, one_line(verdict, WIDTH - MARGIN - CASES, 13), 13, bold=True)
-    given = sum(row.points for row in rows)
+    given = sum(part.points for part in parts)
     canvas.text(CASES, TOP + SIDE + 30, f"{given:.2f} of its {best.logit:.2f} points come from these parts", 11, SOFT)
     return canvas.image
 
@@ -82,24 +81,6 @@ def comparison_figure(
 def _panel(canvas: SheetCanvas, x: int, picture: Image.Image, verdict: str) -> None:
     canvas.picture(x, TOP, picture, SIDE)
     canvas.text(x, TOP + SIDE + 10, one_line(verdict, SIDE, 13), 13, bold=True)
-
-
-def distinct_parts(rows: Sequence[SheetRow], most: int) -> list[SheetRow]:
-    """Return the rows with most points whose boxes do not lie on each other."""
-    chosen: list[SheetRow] = []
-    for row in sorted(rows, key=lambda row: -row.points):
-        if row.points > 0 and all(overlap(row.match.share, other.match.share) <= MOST_OVERLAP for other in chosen):
-            chosen.append(row)
-        if len(chosen) == most:
-            break
-    return chosen
-
-
-def overlap(a: Box, b: Box) -> float:
-    """Return the intersection over union."""
-    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    both = max(0.0, width) * max(0.0, height)
-    return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
 
 
 def draw_parts(picture: Image.Image, boxes: Sequence[Box]) -> Image.Image:
@@ -115,16 +96,18 @@ def draw_parts(picture: Image.Image, boxes: Sequence[Box]) -> Image.Image:
     return picture
 
 
-def _draw_case(canvas: SheetCanvas, y: int, explanation: Explanation, row: SheetRow, colour: str) -> None:
+def _draw_case(canvas: SheetCanvas, y: int, explanation: Explanation, part: RowGroup, colour: str) -> None:
     """Draw a part of the picture, the prototype it looks like, and the training picture that is from."""
-    match, prototype = row.match, row.match.prototype
-    whole, side = explanation.picture, THUMB * SCALE
-    x0, y0, x1, y1 = (round(value) for value in scaled(match.share, *whole.size))
-    part = whole.crop((x0, y0, max(x1, x0 + 1), max(y1, y0 + 1)))
+    match, prototype = part.lead.match, part.lead.match.prototype
+    side = THUMB * SCALE
     source = read_picture(explanation.run, prototype.source).convert("RGB")
     scale = side / max(source.size)
     box = tuple(value * scale for value in prototype.source_box)
-    pictures = (fit(part, side), fit(read_picture(explanation.run, prototype.crop), side), fit(source, side))
+    pictures = (
+        fit(cut_out(explanation.picture, match.share), side),
+        fit(read_picture(explanation.run, prototype.crop), side),
+        fit(source, side),
+    )
     x = CASES
     canvas.draw.rectangle([v * SCALE for v in (x, y, x + 4, y + THUMB)], fill=colour)
     canvas.picture(x + 10, y, pictures[0], THUMB)
@@ -134,5 +117,5 @@ def _draw_case(canvas: SheetCanvas, y: int, explanation: Explanation, row: Sheet
     ImageDraw.Draw(outlined).rectangle(box, outline=colour, width=2 * SCALE)
     canvas.picture(x + 10 + 2 * THUMB + 58, y, outlined, THUMB)
     left = x + 10 + 3 * THUMB + 68
-    canvas.text(left, y + THUMB / 2 - 8, f"{row.points:+.2f}", 15, ACCENT, anchor="lm", bold=True)
+    canvas.text(left, y + THUMB / 2 - 8, f"{part.points:+.2f}", 15, ACCENT, anchor="lm", bold=True)
     canvas.text(left, y + THUMB / 2 + 12, "points", 11, SOFT, anchor="lm")

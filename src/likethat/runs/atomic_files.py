@@ -15,7 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from likethat.data.files import parse_json, read_file
 from likethat.errors import UserError
+from likethat.runs.lock import check_free
 
 
 @contextlib.contextmanager
@@ -59,6 +61,7 @@ def whole_folder(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bo
             new.mkdir()
             yield new
             out.parent.mkdir(parents=True, exist_ok=True)
+            check_replaceable(out, is_earlier, overwrite=overwrite)  # another process may have been faster
             if out.exists():
                 out.rename(old)
             new.rename(out)
@@ -69,6 +72,7 @@ def whole_folder(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bo
 
 def check_replaceable(out: Path, is_earlier: Callable[[Path], bool], *, overwrite: bool) -> None:
     """Refuse what `whole_folder` refuses, before long work begins."""
+    check_free(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; choose another --out.")
     if out.is_dir() and any(out.iterdir()):
@@ -99,11 +103,17 @@ def write_json(path: Path, document: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_file(path))
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing, so {path.parent} is not a complete run folder.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); restore it from a copy or train again.") from error
+
+
+def unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path} cannot be read ({error.strerror or error}); restore it from a copy or train again.")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], document: Any = None) -> None:
@@ -117,15 +127,29 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], document: Any = None
             raise OSError(str(error)) from error
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+@contextlib.contextmanager
+def _open_tensors(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            document = json.loads((file.metadata() or {}).get("document", "null"))
-            return {name: file.get_tensor(name) for name in file.keys()}, document  # noqa: SIM118
+            yield file
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing, so {path.parent} is not a complete run folder.") from error
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (SafetensorError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); restore it from a copy or train again.") from error
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+    with _open_tensors(path) as file:
+        document = parse_json((file.metadata() or {}).get("document", "null").encode())
+        return {name: file.get_tensor(name) for name in file.keys()}, document  # noqa: SIM118
+
+
+def tensor_shape(path: Path, name: str) -> tuple[int, ...]:
+    """Return the shape of one tensor of a file without reading the others; none of a tensor that is not there."""
+    with _open_tensors(path) as file:
+        return tuple(file.get_slice(name).get_shape()) if name in file.keys() else ()  # noqa: SIM118
 
 
 def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

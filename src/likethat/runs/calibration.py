@@ -14,7 +14,8 @@ from torch import Tensor
 
 from likethat.errors import UserError
 from likethat.runs import layout
-from likethat.runs.atomic_files import read_json, write_json
+from likethat.runs.atomic_files import write_json
+from likethat.runs.schema import damaged, read_document
 
 LEVEL = 0.95
 ROUNDING = 1e-9  # in units of images: 20 x 0.95 are 19 of them, and not a bit more
@@ -73,6 +74,7 @@ class Calibration:
 
     nonconformity: tuple[float, ...]  # 1 - probability of the true class
     likeness: tuple[float, ...]  # the most points that a class got
+    other_images: bool = False  # than the run's own validation images, named by a user
 
     def informs(self, level: float) -> bool:
         """Return whether there are enough validation images to exclude any class at this level."""
@@ -104,6 +106,7 @@ class Calibration:
             "images": len(self.nonconformity),
             "nonconformity": list(self.nonconformity),
             "likeness": list(self.likeness),
+            **({"other_images": True} if self.other_images else {}),
         }
 
 
@@ -148,11 +151,9 @@ def read_calibration(run: Path) -> Calibration | None:
     path = run / layout.CALIBRATION
     if not path.is_file():
         return None
-    document = read_json(path)
-    try:
-        columns = [tuple(sorted(float(value) for value in document[name])) for name in ("nonconformity", "likeness")]
-        if not (len(columns[0]) == len(columns[1]) > 0 and all(math.isfinite(v) for c in columns for v in c)):
-            raise ValueError("it needs as many finite numbers of both kinds")
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error!r}); make it again with `likethat calibrate {run}`.") from error
-    return Calibration(*columns)
+    remedy = f"make it again with `likethat calibrate {run}`"
+    document = read_document(path, {"nonconformity": tuple[float, ...], "likeness": tuple[float, ...]}, remedy)
+    columns = [tuple(sorted(document[name])) for name in ("nonconformity", "likeness")]
+    if not len(columns[0]) == len(columns[1]) > 0 or not -ROUNDING <= columns[0][0] <= columns[0][-1] <= 1 + ROUNDING:
+        raise damaged(path, "it needs as many numbers of both kinds, nonconformities from 0 to 1", remedy)
+    return Calibration(columns[0], columns[1], document.get("other_images") is True)

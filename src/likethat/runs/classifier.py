@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
@@ -17,38 +17,12 @@ from likethat.errors import UserError
 from likethat.models.backbone import place
 from likethat.models.protopnet import Output, ProtoPNet, create_protopnet, summed_logits
 from likethat.runs import hub, layout
-from likethat.runs.atomic_files import read_json
 from likethat.runs.calibration import LEVEL, Calibration, Verdict, likeness_of, read_calibration
+from likethat.runs.layout import RunRecord
+from likethat.runs.prototypes import Prototype, check_places, read_prototypes
 from likethat.runtime import exact_arithmetic, resolve_device
 
 PictureSource = str | Path | bytes | BinaryIO | Image
-
-
-@dataclass(frozen=True)
-class Prototype:
-    """One prototype and the training patch it is. Boxes are x0, y0, x1, y1 in pixels of the image file."""
-
-    id: int
-    label: int
-    class_name: str
-    path: str  # of the training image, relative to the data set's root
-    sha256: str
-    row: int  # place in the grid of patches of the latent map
-    column: int
-    cell: Box  # the rectangle of the picture that this place stands for
-    box: Box  # around the pixels that the prototype activates most
-    crop_to: Box | None  # the data set's own box, to which the picture was cropped first (upright pixels)
-    moved: float  # L2 distance of the last projection
-    crop: str  # picture of the box, a file in the run folder
-    source: str  # the training picture as the network saw it, a file in the run folder
-    source_box: Box  # the box in pixels of that file
-    member: int = 0  # which network of a combined run
-    name: str | None = None  # what a person called it
-
-    @property
-    def title(self) -> str:
-        """Return the name that pages and pictures give the model."""
-        return f"{self.name} (prototype {self.id})" if self.name else f"prototype {self.id}"
 
 
 @dataclass(frozen=True)
@@ -71,6 +45,7 @@ class PreparedPicture:
     image: Image  # upright
     pixels: tuple[Tensor, ...]  # 3HW uint8, one a member
     views: tuple[View, ...]
+    hidden: tuple[Box, ...] = ()  # what was painted over, in shares of what the networks see
 
 
 class Classifier:
@@ -130,7 +105,10 @@ class Classifier:
         stacked = [
             to_unit(torch.stack(pixels).to(self.device)) for pixels in zip(*(p.pixels for p in batch), strict=True)
         ]
-        return [member(x_B3HW) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
+        outputs = [member(x_B3HW) for member, x_B3HW in zip(self.networks, stacked, strict=True)]
+        if not all(bool(output.logits_BK.isfinite().all()) for output in outputs):
+            raise UserError(f"{self.path} gives points that are no numbers, so its weights are damaged; restore it.")
+        return outputs
 
     def predict(self, image: PictureSource | Sequence[PictureSource], level: float | None = None) -> Any:
         """Predict the class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list.
@@ -204,42 +182,25 @@ def load(run: str | Path, device: str = "auto") -> Classifier:
             f"{run} is a baseline without prototypes; only `likethat evaluate`, `compare` and `info` take it."
         )
     exact_arithmetic()
-    members = [place(_load_network(run / folder), resolve_device(device)) for folder in record.member_folders()]
-    return Classifier(run, record.data.classes, members, read_prototypes(run), read_calibration(run))
+    members = [place(_load_network(run / folder, record), resolve_device(device)) for folder in record.member_folders()]
+    prototypes = read_prototypes(run)
+    for number, (folder, network) in enumerate(zip(record.member_folders(), members, strict=True)):
+        check_places(run / folder, network, [own for own in prototypes if own.member == number])
+    return Classifier(run, record.data.classes, members, prototypes, read_calibration(run))
 
 
-def _load_network(run: Path) -> ProtoPNet:
+def _load_network(run: Path, whole: RunRecord) -> ProtoPNet:
+    """Build a network of a run; what config.json says is compared with the file of weights before memory is taken."""
     record = layout.read_record(run)
-    model = create_protopnet(record.config.model, list(record.prototypes_of_class), weights="none")
+    if record.kind != layout.PROTOPNET or record.data.classes != whole.data.classes:
+        raise UserError(f"{run} is no network of the classes of its run; restore it from a copy.")
+    settings, counts = record.config.model, list(record.prototypes_of_class)
+    width, *window = layout.check_prototype_shape(run, sum(counts))
+    if tuple(window) != settings.prototype_shape or (width != settings.latent_width and settings.add_on != "linear"):
+        raise layout.does_not_fit(run)
+    model = create_protopnet(settings, counts, weights="none")
+    class_P = model.prototype_layer.class_P.clone()
     layout.load_weights(run, model, "train")
+    if not torch.equal(class_P, model.prototype_layer.class_P):
+        raise UserError(f"{run / layout.MODEL} gives prototypes to other classes than {run / layout.CONFIG} does.")
     return model
-
-
-def read_prototypes(run: Path) -> list[Prototype]:
-    """Read the prototypes of all members in order, numbered through; their pictures' names are relative to the run."""
-    prototypes: list[Prototype] = []
-    for member, folder in enumerate(layout.read_record(run).member_folders()):
-        start = len(prototypes)
-        prototypes += [
-            replace(own, id=start + own.id, member=member, crop=f"{folder}/{own.crop}", source=f"{folder}/{own.source}")
-            if folder != "."
-            else own
-            for own in _read_own_prototypes(run / folder)
-        ]
-    return prototypes
-
-
-def _read_own_prototypes(run: Path) -> list[Prototype]:
-    document = read_json(run / layout.PROTOTYPES)
-    boxes = ("cell", "box", "crop_to", "source_box")
-    try:
-        entries: list[dict[str, Any]] = document["prototypes"]
-        for entry in entries:
-            for name in ("path", "crop", "source"):
-                place = PurePosixPath(entry[name])
-                if place.is_absolute() or ".." in place.parts:
-                    raise UserError(f"{run / layout.PROTOTYPES} names {place}, outside its folder; do not use it.")
-            entry.update({name: tuple(entry[name]) for name in boxes if entry[name] is not None})
-        return [Prototype(**entry) for entry in entries]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{run / layout.PROTOTYPES} is damaged ({error!r}); restore it or train again.") from error

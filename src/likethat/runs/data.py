@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from likethat.data.dataset import IMAGES_OF, PARTS, DataSet, Sample, fingerprint
+from likethat.data.files import digest_file
 from likethat.data.formats import is_benchmark, open_dataset
 from likethat.data.pictures import find_pictures
 from likethat.errors import UserError
@@ -38,6 +38,14 @@ def data_roots(classifier: Classifier, data: str | None) -> list[Path]:
         if not root.is_dir():
             raise UserError(f"The data is no longer at {root}; say where it is with --data DATA.")
     return roots
+
+
+def member_datasets(classifier: Classifier, data: str | None) -> list[DataSet]:
+    """Open for each network the data set that it was trained on, labelled by the run's numbering of the classes."""
+    return [
+        with_labels_of(classifier.classes, _open(record, data), set(record.data.skipped))
+        for record in _members(classifier)
+    ]
 
 
 def open_run_data(classifier: Classifier | LoadedBaseline, data: str | None) -> DataSet:
@@ -113,16 +121,14 @@ def is_training_data(classifier: Classifier | LoadedBaseline, dataset: DataSet) 
     """Return whether `dataset` holds the images the run was trained on, judged by the source of a prototype of each
     network; of a baseline, by all images."""
     if isinstance(classifier, LoadedBaseline):
-        hashes = {
-            s.path: hashlib.sha256((dataset.root / s.path).read_bytes()).hexdigest() for s in dataset.all_samples()
-        }
+        hashes = {s.path: digest_file(dataset.root / s.path) for s in dataset.all_samples()}
         return fingerprint(dataset, hashes) == layout.read_record(classifier.path).data.fingerprint
     firsts = {prototype.member: prototype for prototype in reversed(classifier.prototypes)}
     return any(_is_file(dataset.root / first.path, first.sha256) for first in firsts.values())
 
 
 def _is_file(path: Path, sha256: str) -> bool:
-    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+    return path.is_file() and digest_file(path) == sha256
 
 
 def open_test_data(classifier: Classifier | LoadedBaseline, data: str | None) -> tuple[DataSet, str]:

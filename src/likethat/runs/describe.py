@@ -34,21 +34,22 @@ def describe_run(run: Path) -> dict[str, Any]:
     for entry in metrics:
         if entry["stage"] == "last_layer" and entry["val"]["accuracy"] >= steps["last_layer"]["val"]["accuracy"]:
             steps["last_layer"] = entry
-            steps["project"] = next(e for e in metrics if e["stage"] == "project" and e["cycle"] == entry["cycle"])
+            projected = [e for e in metrics if e["stage"] == "project" and e["cycle"] == entry["cycle"]]
+            steps |= {"project": projected[0]} if projected else {}
     if "project" in steps:
         description["validation"] = {
             "before_projection": steps["project"]["before"]["accuracy"],
             "after_projection": steps["project"]["after"]["accuracy"],
         }
     if "last_layer" in steps:
-        description["validation"]["after_last_layer"] = steps["last_layer"]["val"]["accuracy"]
-        description["connections_to_other_classes"] = steps["last_layer"]["nonzero_negative"]
+        description.setdefault("validation", {})["after_last_layer"] = steps["last_layer"]["val"]["accuracy"]
+        description |= _connections(steps["last_layer"])
     shaped = {"prune": "pruning", "edit": "editing"}  # in whatever order it was done
     for entry in (entry for entry in metrics if entry["stage"] in shaped):
         for when in ("before", "after"):
             name = f"{when}_{shaped[entry['stage']]}"
             description.setdefault("validation", {})[name] = entry[when]["accuracy"]
-        description["connections_to_other_classes"] = entry["nonzero_negative"]
+        description |= _connections(entry)
     if "edit" in steps:
         description["edited_from"] = steps["edit"]["from"]
     if "test" in steps:
@@ -63,3 +64,8 @@ def describe_run(run: Path) -> dict[str, Any]:
     elif description["finished"]:
         description["source_images"] = len({prototype.sha256 for prototype in read_prototypes(run)})
     return description
+
+
+def _connections(entry: dict[str, Any]) -> dict[str, int]:
+    """Return what a line of metrics.jsonl says about connections to other classes, if it does."""
+    return {"connections_to_other_classes": entry["nonzero_negative"]} if "nonzero_negative" in entry else {}

@@ -16,6 +16,7 @@ from likethat.data.folder_kinds import is_run
 from likethat.errors import UserError
 from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state, load_tensors, read_json, whole_folder, write_json, write_text
+from likethat.runs.manifest import write_manifest
 from likethat.runs.model_card import write_card
 
 # What a model needs and what tells about it. Checkpoints, pages and the history with people's names stay at home.
@@ -33,6 +34,8 @@ def save_pretrained(run: Path, networks: Iterable[nn.Module], folder: Path, *, o
         for part in {".", *layout.read_record(run).member_folders()}:
             _copy(run / part, target / part)
         write_card(target)
+        for part in {".", *layout.read_record(run).member_folders()}:
+            write_manifest(target / part)
     return folder
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from typing import Any
 from torch import nn
 
 from likethat import __version__
-from likethat.config import Config, from_dict
-from likethat.data.folder_kinds import CHECKPOINTS, CONFIG, PIXEL_FILE, is_begun, is_run
+from likethat.config import SECTIONS, Config, from_dict
+from likethat.data.files import parse_json, read_file
+from likethat.data.folder_kinds import CHECKPOINTS, CONFIG, LOCK, PIXEL_FILE, is_begun, is_run
 from likethat.errors import UserError
-from likethat.runs.atomic_files import check_no_history, load_tensors, read_json, write_json
+from likethat.runs.atomic_files import check_no_history, load_tensors, read_json, tensor_shape, unreadable, write_json
+from likethat.runs.schema import damaged, parse
 
 FORMAT = 1
 PROTOPNET, COMBINED, BASELINE = "protopnet", "combined", "baseline"  # kinds of runs
@@ -33,6 +35,7 @@ INTERPRETABILITY = {"test": "interpretability.json", "val": "interpretability-va
 CALIBRATION = "calibration.json"  # how validation images did, for promises about new ones
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
 MEMBERS = "members"
+MANIFEST = "manifest.json"  # digests of all these files, written last
 STATE = f"{CHECKPOINTS}/state.safetensors"
 PIXELS = f"{CHECKPOINTS}/{PIXEL_FILE}"
 SCORES = f"{CHECKPOINTS}/scores.f16"
@@ -75,6 +78,41 @@ class RunRecord:
         return [f"{MEMBERS}/{number}" for number in range(self.members)] if self.kind == COMBINED else ["."]
 
 
+# What config.json must have besides its format; the order is that of RunRecord.
+RECORD = {
+    "config": dict[str, Any],
+    "data": DataRecord,
+    "prototypes_of_class": tuple[int, ...],
+    "kind": str,
+    "members": int,
+    "automatic": tuple[str, ...],
+}
+MOST_PROTOTYPES, MOST_MEMBERS = 10_000_000, 1_000
+
+
+# What lines of metrics.jsonl must have that others rely on, by their stage.
+ACCURACY = {"accuracy": float}
+BOTH = {"before": ACCURACY, "after": ACCURACY}
+STAGES: dict[str, dict[str, Any]] = {
+    "project": {"cycle": int, **BOTH},
+    "last_layer": {"cycle": int, "val": ACCURACY},
+    "prune": BOTH,
+    "edit": {"from": str, **BOTH},
+    "test_projection": BOTH,
+    "test": {"images": int, "accuracy": float, "top5_accuracy": float},
+    "combine": {"members": tuple[dict[str, Any], ...]},
+}
+OPTIONAL = {"seconds": float, "nonzero_negative": int}  # of any line
+# And those of edits.jsonl.
+EDIT: dict[str, Any] = dict.fromkeys(("kind", "who", "when", "why", "run"), str) | {
+    "prototypes": tuple[int, ...],
+    "patches": tuple[dict[str, Any], ...],
+    "name": str | None,
+    "new_patch": dict[str, Any] | None,
+    **BOTH,
+}
+
+
 def read_config(run: Path) -> dict[str, Any]:
     """Read config.json of a run folder of any kind, if this version can read it."""
     if not run.is_dir():
@@ -94,24 +132,58 @@ def read_config(run: Path) -> dict[str, Any]:
 def read_record(run: Path) -> RunRecord:
     document = read_config(run)
     try:
-        data = document["data"]
-        data = DataRecord(**{**data, "classes": tuple(data["classes"]), "skipped": tuple(data["skipped"])})
-        prototypes_of_class, members = tuple(document["prototypes_of_class"]), document.get("members", 0)
-        kind, automatic = document["kind"], tuple(document.get("automatic", ()))
-        return RunRecord(from_dict(document["config"]), data, prototypes_of_class, kind, int(members), automatic)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{run / CONFIG} is damaged ({error!r}); restore it from a copy or train again.") from error
+        found = parse(RECORD, {"members": 0, "automatic": [], **document})
+        config = from_dict(parse({"preset": str, **dict.fromkeys(SECTIONS, dict[str, Any])}, found["config"], "config"))
+        record = RunRecord(config, *(found[name] for name in RECORD if name != "config"))
+        _check_record(record)
+    except (ValueError, UserError) as error:
+        raise damaged(run / CONFIG, error) from error
+    return record
+
+
+def _check_record(record: RunRecord) -> None:
+    classes, counts = record.data.classes, record.prototypes_of_class
+    if record.kind not in (PROTOPNET, COMBINED, BASELINE):
+        raise ValueError(f"kind is '{record.kind[:50]}', which nobody knows")
+    if not classes or len(set(classes)) < len(classes):
+        raise ValueError("its classes are none, or some twice")
+    if record.kind != BASELINE and len(counts) != len(classes):
+        raise ValueError(f"prototypes_of_class has {len(counts)} entries for {len(classes)} classes")
+    if any(count < 0 for count in counts) or sum(counts) > MOST_PROTOTYPES:
+        raise ValueError("prototypes_of_class has counts that cannot be")
+    if not 0 <= record.members <= MOST_MEMBERS or (record.kind == COMBINED and not record.members):
+        raise ValueError(f"it says that the run has {record.members} members")
 
 
 def load_weights(run: Path, model: nn.Module, verb: str) -> None:
     """Fill `model` with the tensors of a run that `verb` has finished."""
-    if not (run / MODEL).is_file():
-        raise UserError(f"{run} holds an unfinished run; finish it with `likethat {verb} ... --out {run} --resume`.")
+    _check_finished(run, verb)
     tensors, _ = load_tensors(run / MODEL)
+    for name, values in tensors.items():
+        if not bool(values.isfinite().all()):
+            raise damaged(run / MODEL, f"{name} has values that are not finite numbers")
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
-        raise UserError(f"{run / MODEL} does not fit {run / CONFIG}; restore both from one run.") from error
+        raise does_not_fit(run) from error
+
+
+def check_prototype_shape(run: Path, count: int) -> tuple[int, ...]:
+    """Return width and window of a network's prototypes, if there are `count` in its file."""
+    _check_finished(run, "train")
+    shape = tensor_shape(run / MODEL, "prototype_layer.prototype_PDhw")
+    if len(shape) != 4 or shape[0] != count:
+        raise does_not_fit(run)
+    return shape[1:]
+
+
+def does_not_fit(run: Path) -> UserError:
+    return UserError(f"{run / MODEL} does not fit {run / CONFIG}; restore both from one run.")
+
+
+def _check_finished(run: Path, verb: str) -> None:
+    if not (run / MODEL).is_file():
+        raise UserError(f"{run} holds an unfinished run; finish it with `likethat {verb} ... --out {run} --resume`.")
 
 
 def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
@@ -131,9 +203,9 @@ def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def is_finished(run: Path) -> bool:
-    """Return whether the run is complete: its report is written last; a model given away has no report and no state."""
-    has_model = (run / MODEL).is_file() or (run / MEMBERS).is_dir()
-    return (run / REPORT).is_file() or (has_model and not (run / STATE).is_file())
+    """Return whether the run is complete: its manifest is written last, then the state goes; older runs have none."""
+    has_model = (run / REPORT).is_file() or (run / MODEL).is_file() or (run / MEMBERS).is_dir()
+    return has_model and ((run / MANIFEST).is_file() or not (run / STATE).is_file())
 
 
 def drop_checkpoints(run: Path) -> None:
@@ -147,7 +219,7 @@ def drop_checkpoints(run: Path) -> None:
 def clear_out(out: Path) -> None:
     """Empty a run folder that is overwritten, but for the pixels that were read for the new run."""
     for path in out.iterdir() if out.is_dir() else ():
-        if path.name == CHECKPOINTS and path.is_dir():
+        if path.name == LOCK or (path.name == CHECKPOINTS and path.is_dir()):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -158,21 +230,29 @@ def clear_out(out: Path) -> None:
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl, stages by their names of today; none before the first stage has ended."""
+    lines = _read_lines(run / METRICS, lambda line: {"stage": str, **STAGES.get(str(line.get("stage")), {})})
     return [
-        line | {"stage": RENAMED_STAGES[line["stage"]]} if line.get("stage") in RENAMED_STAGES else line
-        for line in _read_lines(run / METRICS)
+        line | {"stage": RENAMED_STAGES[line["stage"]]} if line["stage"] in RENAMED_STAGES else line for line in lines
     ]
 
 
 def read_edits(run: Path) -> list[dict[str, Any]]:
     """Read the lines of edits.jsonl, oldest first; none where nobody has edited the run."""
-    return _read_lines(run / EDITS)
+    return _read_lines(run / EDITS, lambda _: EDIT)
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path, kind_of: Callable[[dict[str, Any]], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines of a file of JSON documents, each with the fields that `kind_of` says it must have."""
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [parse_json(line) for line in read_file(path).splitlines() if line.strip()]
+        for number, line in enumerate(lines, start=1):
+            fields = parse(dict[str, Any], line, f"line {number}")
+            optional = {name: kind for name, kind in OPTIONAL.items() if name in fields}
+            parse({**kind_of(fields), **optional}, fields, f"line {number}")
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise unreadable(path, error) from error
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); restore it from a copy or train again.") from error
+        raise damaged(path, error) from error
+    return lines

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from likethat.data.decode import Box
 from likethat.explaining.draw.page import MOST_ROWS
 from likethat.explaining.draw.pictures import Pictures
 from likethat.explaining.explanation import Explanation, Options, explain_outputs
+from likethat.explaining.hiding import colour_of_hidden
 from likethat.explaining.matches import Match
-from likethat.explaining.scoring import Sheet
+from likethat.explaining.scoring import Sheet, SheetRow
 from likethat.models.protopnet import Output, summed_logits
 from likethat.runs.classifier import Classifier, PreparedPicture
 from likethat.serve.catalogue import Catalogue
@@ -23,6 +25,7 @@ class Question:
 
     name: str | None  # the predicted class, if none is named
     options: Options
+    hide: tuple[Box, ...] = ()  # in shares of the picture
 
     def classes(self, ranked: Sequence[str]) -> list[str]:
         """Return the classes to be shown, given all in the order of their points. Nothing is compared with itself."""
@@ -76,17 +79,43 @@ def page_document(
     }
 
 
+def hidden_document(
+    explanation: Explanation, prepared: PreparedPicture, ranked: list[dict[str, Any]], classes: Sequence[str]
+) -> dict[str, Any]:
+    """Return what is left of all points of these classes, by prototype, and where each finds its part now."""
+    sheets = [explanation.sheet(name) for name in classes]
+    if len(sheets) == 2:
+        sheets.append(explanation.lead(*classes))
+    left = [
+        {"logit": sheet.logit, "points": {row.match.prototype.id: row.points for row in sheet.rows}} for sheet in sheets
+    ]
+    matches = [row.match for sheet in sheets for row in sheet.rows]
+    return {
+        "colour": "#{:02x}{:02x}{:02x}".format(*colour_of_hidden(prepared)),
+        "hidden": [list(box) for box in prepared.hidden],
+        "predicted": explanation.predicted.name,
+        "ranking": ranked,
+        "sheets": left[:2],
+        "difference": left[2] if len(left) == 3 else None,
+        "matches": {m.prototype.id: {"similarity": m.similarity, "box": list(m.share)} for m in matches},
+    }
+
+
 def _sheet(sheet: Sheet, matches: dict[int, Match]) -> dict[str, Any]:
-    rows, others, rest = sheet.main_rows(MOST_ROWS)
-    matches.update((row.match.prototype.id, row.match) for row in rows)
+    groups, others, rest = sheet.main_groups(MOST_ROWS)
+    matches.update((row.match.prototype.id, row.match) for group in groups for row in group.rows)
     return {
         "name": sheet.name,
         "logit": sheet.logit,
         "probability": sheet.probability,
-        "rows": [{"prototype": row.match.prototype.id, "weight": row.weight, "points": row.points} for row in rows],
+        "groups": [{"points": group.points, "rows": [_row(row) for row in group.rows]} for group in groups],
         "others": others,
         "rest": rest,
     }
+
+
+def _row(row: SheetRow) -> dict[str, Any]:
+    return {"prototype": row.match.prototype.id, "weight": row.weight, "points": row.points}
 
 
 def _match(explanation: Explanation, match: Match, pictures: Pictures, catalogue: Catalogue) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from fastapi.responses import PlainTextResponse
 
 from likethat.explaining.boxes import PERCENTILE
 from likethat.explaining.explanation import Options
+from likethat.explaining.hiding import MOST_HIDDEN, read_box
 from likethat.serve.problems import Refused, documented
 from likethat.serve.responses import AsciiJSONResponse
 from likethat.serve.schemas import ExplainAnswer, HealthAnswer, OnePrototypeAnswer, PrototypesAnswer
@@ -34,6 +35,7 @@ PICTURE_BODY = {
     }
 }
 MOST_CLASSES = 1000
+HIDE = Query(max_length=MOST_HIDDEN, description="x0,y0,x1,y1: a part to paint over first, in pixels of the picture")
 
 
 def api_routes(server: Server) -> APIRouter:
@@ -52,10 +54,12 @@ def api_routes(server: Server) -> APIRouter:
         maps: Annotated[bool, Query(description="with the similarity map of every prototype")] = False,
         percentile: Annotated[float, Query(ge=0, le=100, description="of a map's pixels outside its box")] = PERCENTILE,
         level: Annotated[float | None, Query(gt=0, lt=1, description="of the prediction sets; 0.95, if none")] = None,
+        hide: Annotated[list[str], HIDE] = [],  # noqa: B006  # FastAPI copies it
     ) -> AsciiJSONResponse:
         """Return the same document as `likethat explain --json` prints. Nothing is kept."""
         options = Options(top_classes, server.class_named(against), percentile=percentile, level=level)
-        return AsciiJSONResponse(await server.explain_uploads(request, maps, options))
+        boxes = [read_box(text) for text in hide]
+        return AsciiJSONResponse(await server.explain_uploads(request, maps, options, boxes))
 
     @router.get(
         "/api/prototypes",
@@ -72,7 +76,7 @@ def api_routes(server: Server) -> APIRouter:
         word, catalogue = search.strip().lower(), server.catalogue
         found = [
             entry
-            for entry in await server.in_thread(lambda: catalogue.entries)  # made when first asked for
+            for entry in await server.pages.take(lambda: catalogue.entries)  # made when first asked for
             if (class_name is None or entry["class"] == class_name)
             and (not word or any(word in str(entry[key] or "").lower() for key in ("class", "name", "path")))
         ]
@@ -113,7 +117,7 @@ def api_routes(server: Server) -> APIRouter:
 
 async def find_prototype(server: Server, id: int) -> dict[str, Any]:
     catalogue = server.catalogue
-    entry = (await server.in_thread(lambda: catalogue.by_id)).get(id)
+    entry = (await server.pages.take(lambda: catalogue.by_id)).get(id)
     if entry is None:
         raise Refused(404, f"There is no prototype {id}.")
     return entry

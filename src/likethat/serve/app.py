@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from likethat import __version__
 from likethat.errors import UserError
@@ -26,6 +27,8 @@ from likethat.serve.security import Guard
 from likethat.serve.server import Server
 
 CONNECTIONS = 1000  # open at a time
+HEAD_SECONDS = 10.0  # for the head of a request to arrive
+GRACE_SECONDS = 8  # longer than all answers take that are still given when the server is stopped
 
 
 def create_app(
@@ -62,7 +65,7 @@ def create_app(
     app.include_router(page_routes(server, files))
     app.include_router(edit_routes(server))
     add_handlers(app, files["index.html"])
-    app.add_middleware(Guard, token=token)
+    app.add_middleware(Guard, token=token, edit_token=server.edit_token, limits=server.limits, stopping=server.stopping)
     app.add_middleware(Counted, metrics=server.metrics)
     return app
 
@@ -82,18 +85,69 @@ def open_socket(host: str, port: int) -> socket.socket:
     return opened
 
 
-def run_app(app: FastAPI, opened: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until interrupted."""
+class PunctualProtocol(H11Protocol):
+    """Closes connections on which the head of a request does not arrive in time; h11 limits its size."""
+
+    head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_watching()
+
+    def _awaits_head(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _watch(self) -> None:
+        if not self._awaits_head():
+            self._stop_watching()
+        elif self.head_timer is None:
+            self.head_timer = self.loop.call_later(HEAD_SECONDS, self._close_if_late)
+
+    def _stop_watching(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+
+    def _close_if_late(self) -> None:
+        self.head_timer = None
+        if self._awaits_head():
+            self.transport.close()
+
+
+class DrainingServer(uvicorn.Server):
+    """Tells the application that it stops, so that everybody gets an answer."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.app.state.server.stopping.set()  # type: ignore[union-attr]
+        await super().shutdown(sockets)
+
+
+def make_server(app: FastAPI) -> uvicorn.Server:
+    """Return what serves the application to a network."""
     config = uvicorn.Config(
         app,
+        http=PunctualProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,
         limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=GRACE_SECONDS,
         lifespan="on",
     )
-    server = uvicorn.Server(config)
+    return DrainingServer(config)
+
+
+def run_app(app: FastAPI, opened: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until interrupted."""
+    server = make_server(app)
     opened.listen()  # who comes from now on is served as soon as it runs
     ready()
     with suppress(KeyboardInterrupt):  # the usual way to stop it

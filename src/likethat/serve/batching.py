@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,8 +51,9 @@ class Job:
 class Batcher:
     """Takes all pictures that wait, up to a batch, whenever the networks are free. Nobody waits for company."""
 
-    def __init__(self, classifier: Classifier, most: int) -> None:
-        self.classifier, self.most = classifier, most
+    def __init__(self, classifier: Classifier, most: int, seconds: float) -> None:
+        """Prepare for pictures; a forward pass may take so many seconds."""
+        self.classifier, self.most, self.seconds = classifier, most, seconds
         self.waiting: deque[Job] = deque()
         self.wake = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, "networks")
@@ -64,8 +65,15 @@ class Batcher:
         self.waiting.append(job)
         self.wake.set()
         try:
-            return await job.outputs
+            while True:
+                before = self.batches
+                done, _ = await asyncio.wait({job.outputs}, timeout=self.seconds)
+                if done:
+                    return job.outputs.result()
+                if self.batches == before:  # the networks do not go on
+                    raise too_slow(self.seconds)
         finally:
+            job.outputs.cancel()
             if job in self.waiting:  # its client has left
                 self.waiting.remove(job)
 
@@ -107,20 +115,38 @@ def _one(output: Output, number: int) -> Output:
     )
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """Return the work's result; drop the work when the client goes away, and refuse it when it takes too long.
+def too_slow(seconds: float) -> Refused:
+    return Refused(503, f"The answer took longer than {seconds:g} seconds; try again.", seconds)
+
+
+class Turns:
+    """So many threads for one kind of work, which is done in the order in which it comes. The time it may take begins
+    with its turn: who was let in is answered, however many are before."""
+
+    def __init__(self, threads: int, name: str, seconds: float) -> None:
+        self.threads, self.free, self.seconds = ThreadPoolExecutor(threads, name), asyncio.Semaphore(threads), seconds
+
+    async def take(self, function: Callable[..., T], *arguments: Any) -> T:
+        async with self.free:
+            try:
+                async with asyncio.timeout(self.seconds):
+                    return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
+            except TimeoutError as error:
+                raise too_slow(self.seconds) from error
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the work's result; drop the work when the client goes away.
 
     The request's body must have been read: from then on its channel tells of nothing but the client's leaving.
     """
     task = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_leaving(request))
     try:
-        await asyncio.wait({task, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        if leaving.done():
-            raise ClientDisconnect
-        raise Refused(503, f"The answer took longer than {seconds:.0f} seconds; try again.", seconds)
+        raise ClientDisconnect
     finally:
         task.cancel()
         leaving.cancel()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from likethat.explaining.draw.render import in_shares, read_picture
+from likethat.data.files import parse_json, read_file
+from likethat.explaining.draw.render import in_shares, read_jpeg
 from likethat.report.atlas import DATA, PICTURES
 from likethat.runs.classifier import Classifier, Prototype
 from likethat.serve.problems import Refused
@@ -24,7 +24,7 @@ AtlasEntries = Mapping[int, dict[str, Any]]  # what `likethat atlas` found, by p
 def read_atlas(folder: Path, classifier: Classifier) -> AtlasEntries:
     """Read the atlas by prototype; empty where `likethat atlas` was not run, or made another one than is needed."""
     try:
-        entries = json.loads((folder / DATA).read_text(encoding="utf-8"))["prototypes"]
+        entries = parse_json(read_file(folder / DATA))["prototypes"]
         shown = all("picture" in neighbour for entry in entries for neighbour in entry["train"])
         by_id = {entry["id"]: entry for entry in entries}
         known = all(_same_patch(by_id[p.id], p) for p in classifier.prototypes)
@@ -83,13 +83,13 @@ class Catalogue:
         return self._pictures[prototype.id]
 
     def _look_at(self, prototype: Prototype) -> dict[str, Any]:
-        source = read_picture(self.classifier.path, prototype.source)
+        _, size = read_jpeg(self.classifier.path, prototype.source)
         crop, picture = (f"{self.address}/{prototype.id}/{kind}.jpg?v={self.version}" for kind in ("crop", "source"))
         return {
             "crop": crop,
             "source": picture,
-            "source_size": list(source.size),
-            "source_box": list(in_shares(prototype.source_box, *source.size)),
+            "source_size": list(size),
+            "source_box": list(in_shares(prototype.source_box, *size)),
         }
 
     def neighbours(self, id: int) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Catalogue:
         try:
             path = (run / name).resolve()
             if any(path.is_relative_to(folder) for folder in folders) and path.suffix == ".jpg":
-                return path.read_bytes()
+                return read_file(path)
         except (OSError, ValueError):  # a ValueError where no file can have such a name
             pass
         raise Refused(404, "There is no such picture in the run.")

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from likethat.explaining.draw.render import jpeg
 from likethat.progress import Display
-from likethat.runs import layout
 from likethat.runs.classifier import PreparedPicture
 from likethat.serve.catalogue import Catalogue
 from likethat.serve.neighbours import Neighbours
@@ -20,7 +19,7 @@ from likethat.serve.problems import Refused
 from likethat.serve.work import DONE, Work
 from likethat.training.candidates import Candidate
 from likethat.workflows.edit.editor import Editor, open_editor
-from likethat.workflows.edit.history import Edit
+from likethat.workflows.edit.history import read_history
 
 T = TypeVar("T")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,62}[A-Za-z0-9]")
@@ -79,7 +78,7 @@ class Corrections:
         if self.editor is None or self.catalogue is None:
             return head
         editor = self.editor
-        earlier = [{**line, "text": str(Edit(**line))} for line in layout.read_edits(self.run)]
+        earlier = [{**edit.to_dict(), "text": str(edit)} for edit in read_history(self.run)]
         return {
             **head,
             "before": editor.start.val,
@@ -104,8 +103,10 @@ class Corrections:
             case "merge":
                 editor.merge(change.prototypes, **reasons)
             case "name":
-                editor.name(change.prototypes[0], change.text, **reasons)
+                editor.name(change.prototypes, change.text, **reasons)
             case "replace":
+                if len(change.prototypes) > 1:
+                    raise Refused(422, "One prototype at a time is replaced; name one.")
                 candidate = self._candidate(change.prototypes[0], change.candidate)
                 editor.replace(change.prototypes[0], candidate, **reasons)
         self.revision += 1

@@ -17,6 +17,7 @@ from likethat.explaining.draw.heat import colour_table
 from likethat.explaining.draw.page import render_explanation
 from likethat.explaining.draw.render import png
 from likethat.explaining.explanation import Explanation, Options
+from likethat.explaining.hiding import MOST_HIDDEN, read_box
 from likethat.serve.answers import Question
 from likethat.serve.api import find_prototype
 from likethat.serve.problems import Refused
@@ -27,6 +28,7 @@ KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html", "svg":
 ClassName = Annotated[str | None, Query(alias="class")]
 Percentile = Annotated[float, Query(ge=0, le=100)]
 Level = Annotated[float | None, Query(gt=0, lt=1)]
+Hide = Annotated[list[str], Query(max_length=MOST_HIDDEN)]  # x0,y0,x1,y1 each, in shares of the picture
 SHELLS = ("/", "/ask/{id}", "/browse", "/prototypes/{id}", "/correct", "/api")
 PICTURE_AGE = {"Cache-Control": "private, max-age=300"}
 DOWNLOADS: dict[str, tuple[str, Callable[[Explanation], bytes]]] = {
@@ -42,10 +44,12 @@ async def question(
     percentile: Percentile = PERCENTILE,
     level: Level = None,
     attribution: str = UPSAMPLING,
+    hide: Hide = [],  # noqa: B006  # FastAPI copies it
 ) -> Question:
     """Read the question from the address."""
     check_method(attribution)
-    return Question(name, Options(against=against, percentile=percentile, level=level, attribution=attribution))
+    options = Options(against=against, percentile=percentile, level=level, attribution=attribution)
+    return Question(name, options, tuple(read_box(text) for text in hide))
 
 
 Asked = Annotated[Question, Depends(question)]
@@ -77,7 +81,7 @@ def page_routes(server: Server, files: Mapping[str, bytes]) -> APIRouter:
 
     @router.get("/api/run")
     async def run() -> AsciiJSONResponse:
-        return AsciiJSONResponse(await server.in_thread(run_document, server))
+        return AsciiJSONResponse(await server.pages.take(run_document, server))
 
     @router.post("/api/pictures")
     async def ask(request: Request) -> AsciiJSONResponse:
@@ -89,6 +93,11 @@ def page_routes(server: Server, files: Mapping[str, bytes]) -> APIRouter:
     async def asked(request: Request, id: str, asked: Asked) -> AsciiJSONResponse:
         asked = server.with_classes(asked)
         return AsciiJSONResponse(await server.page_answer(request, server.store.get(id), asked))
+
+    @router.get("/api/pictures/{id}/hidden")
+    async def hidden(request: Request, id: str, asked: Asked) -> AsciiJSONResponse:
+        asked = server.with_classes(asked)
+        return AsciiJSONResponse(await server.hidden_answer(request, server.store.get(id), asked))
 
     @router.get("/pictures/{id}/picture.jpg")
     async def picture(id: str) -> Response:
@@ -131,7 +140,12 @@ def run_document(server: Server) -> dict[str, Any]:
         "backbone": " + ".join(network.backbone.name for network in classifier.networks),
         "classes": [{"name": name, "prototypes": count} for name, count in counts.items()],
         "prototypes": len(classifier.prototypes),
-        "limits": {"bytes": limits.file_bytes, "files": limits.files, "minutes": limits.kept_seconds / 60},
+        "limits": {
+            "bytes": limits.file_bytes,
+            "files": limits.files,
+            "minutes": limits.kept_seconds / 60,
+            "hidden": MOST_HIDDEN,
+        },
         "attributions": TITLES,
         "seen_alone": SEEN_ALONE if classifier.sees_windows else None,
         "colours": [f"#{bytes(rgb).hex()}" for rgb in colour_table()[::15].tolist()],

@@ -22,13 +22,15 @@ class Problem(BaseModel):
     detail: str
 
 
-class Refused(Exception):
+class Refused(HTTPException):
     """A request that is not served."""
 
     def __init__(self, status: int, detail: str, retry_after: float | None = None) -> None:
-        super().__init__(detail)
-        self.status, self.detail = status, detail
-        self.headers = {} if retry_after is None else {"Retry-After": str(max(1, math.ceil(retry_after)))}
+        headers = {} if retry_after is None else {"Retry-After": str(max(1, math.ceil(retry_after)))}
+        super().__init__(status, detail, headers)
+
+    def answer(self) -> AsciiJSONResponse:
+        return AsciiJSONResponse({"detail": self.detail}, self.status_code, self.headers)
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -44,7 +46,7 @@ def add_handlers(app: FastAPI, page: bytes) -> None:
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> AsciiJSONResponse:
-        return answer(error.status, error.detail, error.headers)
+        return error.answer()
 
     @app.exception_handler(UserError)
     async def mistake(_: Request, error: UserError) -> AsciiJSONResponse:

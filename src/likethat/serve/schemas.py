@@ -25,11 +25,18 @@ class RowAnswer(MatchAnswer):
     points: float
 
 
+class GroupAnswer(BaseModel):
+    prototypes: list[int] = Field(description="of one class, which show the same part, strongest first")
+    points: float = Field(description="their sum")
+    box: list[float] = Field(description="that of the strongest")
+
+
 class SheetAnswer(BaseModel):
     name: str
     logit: float
     probability: float
     rows: list[RowAnswer]
+    groups: list[GroupAnswer] = Field(description="the same rows by the part they show, strongest first")
 
 
 class NearestAnswer(BaseModel):
@@ -53,10 +60,12 @@ class ImageAnswer(BaseModel):
     predicted: str
     verdict: VerdictAnswer | None = Field(None, description="of runs that were calibrated")
     attribution: str = Field(description="how the parts of the picture were found")
+    hidden: list[list[float]] | None = Field(None, description="parts that were painted over, as asked for")
     classes: list[SheetAnswer]
     nearest: list[MatchAnswer]
     against: str | None = None
     difference: list[RowAnswer] | None = None
+    difference_groups: list[GroupAnswer] | None = None
     maps: dict[str, list[list[float]]] | None = None
     sheet: None = None
 

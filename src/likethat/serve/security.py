@@ -1,23 +1,32 @@
-"""Who may ask: the right host, the right origin, the token where there is one; and what every answer forbids."""
+"""Who may ask what: host, origin, tokens, size and time of every request are checked here, before anything is read of
+it; and what every answer forbids."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import html
 import logging
+import re
 import secrets
-from urllib.parse import parse_qs, urlencode, urlsplit
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from likethat.serve.limits import Limits
+from likethat.serve.problems import Refused
 from likethat.serve.responses import AsciiJSONResponse
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+HOST = re.compile(r"([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 COOKIE = "likethat"
 EDIT_HEADER = "x-likethat-edit"
+EDITS, UPLOADS = ("/api/edit", "/api/atlas"), frozenset({"/api/explain", "/api/pictures"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 LOGIN, OPEN = "/login", frozenset({"/health", "/static/base.css", "/static/app.css", "/static/icon.svg"})
 LOGIN_BYTES = 4096
@@ -42,11 +51,16 @@ class Guard:
 
     On a loopback address only loopback names are answered to, so that a page elsewhere cannot reach the server by
     pointing a name of its own at it. Requests that come from pages of other origins may not change or upload anything.
-    With a token, every request must bring it: as a bearer token, or as the cookie that the login sets.
+    With a token, every request must bring it: as a bearer token, or as the cookie that the login sets. Corrections need
+    a token that only this server's pages know. Bodies are limited in size and time. When the server stops, what is not
+    answered soon is refused.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
-        self.app, self.token = app, token
+    def __init__(
+        self, app: ASGIApp, *, token: str | None, edit_token: str, limits: Limits, stopping: asyncio.Event
+    ) -> None:
+        self.app, self.token, self.edit_token = app, token, edit_token
+        self.limits, self.stopping = limits, stopping
         self.cookie = hashlib.sha256(f"cookie {token}".encode()).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,28 +79,83 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        refusal = await self._refusal(scope, receive)
+        async def answer() -> None:
+            limited = self._limited(scope, receive)
+            refusal = await self._refusal(scope, limited)
+            await (refusal or self.app)(scope, limited, with_headers)
+
         try:
-            await (refusal or self.app)(scope, receive, with_headers)
+            await self._until_stopped(asyncio.ensure_future(answer()), lambda: started)
+        except Refused as refused:
+            await refused.answer()(scope, receive, with_headers)
         except Exception:
             logging.getLogger(__name__).exception("%s %s", scope["method"], scope["path"])
             if started:
                 raise
             await _refused(500, "The server made a mistake; its log says which.")(scope, receive, with_headers)
 
+    async def _until_stopped(self, task: asyncio.Future[None], is_started: Callable[[], bool]) -> None:
+        """Wait for an answer; once the server stops, only a little longer for one that has not begun."""
+        stopping = asyncio.ensure_future(self.stopping.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {task, stopping}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.wait({task}, timeout=self.limits.drain_seconds)
+            if not task.done() and not is_started():
+                task.cancel()
+                await asyncio.wait({task})
+            if task.cancelled():
+                raise Refused(503, "The server is stopping; try again in a moment.", 5)
+            await task
+        finally:
+            stopping.cancel()
+            task.cancel()
+
+    def _limited(self, scope: Scope, receive: Receive) -> Receive:
+        """Receive a body of limited size within limited time."""
+        most = self.limits.request_bytes if scope["path"] in UPLOADS else self.limits.text_bytes
+        seconds, total, is_whole = self.limits.upload_seconds, 0, False
+        end = asyncio.get_running_loop().time() + seconds
+        too_much = Refused(413, f"At most {most / 1e6:g} MB are taken at once; send less.")
+        announced = Headers(scope=scope).get("content-length", "")
+        is_too_long = announced.isdecimal() and (len(announced) > 18 or int(announced) > most)
+
+        async def limited() -> Message:
+            nonlocal total, is_whole
+            if is_whole:  # from here on it only tells that the client has left
+                return await receive()
+            if is_too_long:
+                raise too_much
+            try:
+                async with asyncio.timeout_at(end):
+                    message = await receive()
+            except TimeoutError as error:
+                raise Refused(408, f"The request did not arrive within {seconds:g} seconds.") from error
+            total += len(message.get("body", b""))
+            if total > most:
+                raise too_much
+            is_whole = not message.get("more_body", False)
+            return message
+
+        return limited
+
     async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if self.token is None and _name_of(host) not in LOOPBACK:
+        name = HOST.fullmatch(host)
+        if self.token is not None and name is None:
+            return _refused(400, "The Host header names no host; use the server's address.")
+        if self.token is None and (name is None or name[1].lower() not in LOOPBACK):
             return _refused(403, "This server answers to localhost only; use its address as it was printed.")
         if scope["method"] not in SAFE and not _same_origin(headers, host):
             return _refused(403, "Pages of other sites may not send anything here.")
         if self.token is None:
-            return None
+            return self._edit_refusal(scope, headers)
         if scope["path"] == LOGIN and scope["method"] == "POST":
             return await self._log_in(receive)
         if self._knows_token(headers) or scope["path"] in OPEN:
-            return None
+            return self._edit_refusal(scope, headers)
         query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = query.pop("token", [""])[0]
         rest = urlencode(query, doseq=True)
@@ -99,6 +168,13 @@ class Guard:
             response.headers["WWW-Authenticate"] = "Bearer"
             return response
         return login_page(address, wrong=bool(given))
+
+    def _edit_refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        if scope["method"] in SAFE or not scope["path"].startswith(EDITS):
+            return None
+        if _equal(headers.get(EDIT_HEADER, ""), self.edit_token):
+            return None
+        return _refused(403, f"Corrections need the header {EDIT_HEADER} with the edit_token of GET /api/run.")
 
     async def _log_in(self, receive: Receive) -> Response:
         body = b""
@@ -134,14 +210,6 @@ class Guard:
 
 def _equal(first: str, second: str) -> bool:
     return hmac.compare_digest(first.encode("utf-8", "replace"), second.encode("utf-8", "replace"))
-
-
-def _name_of(host: str) -> str:
-    """Return the name in a Host header, without the port."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
 
 
 def _same_origin(headers: Headers, host: str) -> bool:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fastapi import Request
 
-from likethat.data.decode import ImageError
+from likethat.data.decode import Box, ImageError
 from likethat.data.pictures import Skipped
 from likethat.explaining.draw.render import jpeg
 from likethat.explaining.explanation import Explanation, Options
+from likethat.explaining.hiding import hide_boxes, hide_shares
 from likethat.runs.classifier import Classifier, PreparedPicture
-from likethat.serve.answers import Question, explained, page_document, ranking
-from likethat.serve.batching import Batcher, Slots, unless_gone
+from likethat.serve.answers import Question, explained, hidden_document, page_document, ranking
+from likethat.serve.batching import Batcher, Slots, Turns, unless_gone
 from likethat.serve.catalogue import Catalogue
 from likethat.serve.corrections import Corrections
 from likethat.serve.limits import Limits
@@ -30,7 +30,7 @@ from likethat.serve.uploads import Upload, prepare_upload, read_uploads, status_
 
 T = TypeVar("T")
 SURROGATE = re.compile("[\ud800-\udfff]")
-THREADS = 2  # decode and draw; few, because a decoded photograph is large
+THREADS = 2  # for each kind of work; few, because a decoded photograph is large
 
 
 @dataclass(eq=False)
@@ -43,20 +43,22 @@ class Server:
     slots: Slots = field(init=False)
     batcher: Batcher = field(init=False)
     metrics: Metrics = field(default_factory=Metrics)
-    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "pictures"))
+    decoding: Turns = field(init=False)
+    drawing: Turns = field(init=False)
+    pages: Turns = field(init=False)  # what neither decodes nor draws, so that it never waits for those that do
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     edit_token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     def __post_init__(self) -> None:
         self.store = Store(self.limits)
         self.slots = Slots(self.limits.waiting)
-        self.batcher = Batcher(self.classifier, self.limits.batch)
+        self.batcher = Batcher(self.classifier, self.limits.batch, self.limits.answer_seconds)
+        kinds = ("decoding", "drawing", "pages")
+        self.decoding, self.drawing, self.pages = (Turns(THREADS, kind, self.limits.answer_seconds) for kind in kinds)
 
     @property
     def catalogue(self) -> Catalogue:
         return self.neighbours.catalogue
-
-    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
     def class_named(self, name: str | None) -> str | None:
         """Return the class that an address names. Addresses have U+FFFD for what is not valid Unicode in a name."""
@@ -70,20 +72,25 @@ class Server:
 
     def with_classes(self, question: Question) -> Question:
         options = replace(question.options, against=self.class_named(question.options.against))
-        return Question(self.class_named(question.name), options)
+        return replace(question, name=self.class_named(question.name), options=options)
 
-    async def explain_uploads(self, request: Request, maps: bool, options: Options) -> dict[str, Any]:
+    async def explain_uploads(
+        self, request: Request, maps: bool, options: Options, hide: Sequence[Box]
+    ) -> dict[str, Any]:
         """Return the document that `likethat explain --json` prints, of the pictures in a request."""
 
+        def prepare(upload: Upload) -> PreparedPicture:
+            return hide_boxes(prepare_upload(self.classifier, upload, self.limits), hide)
+
         async def one(upload: Upload) -> dict[str, Any]:
-            prepared = await self.in_thread(prepare_upload, self.classifier, upload, self.limits)
+            prepared = await self.decoding.take(prepare, upload)
             outputs = await self.batcher.outputs(prepared)
 
             def answer() -> dict[str, Any]:
                 explanation = explained(self.classifier, outputs, prepared, upload.name, options)
                 return {**explanation.to_dict(maps), "sheet": None}
 
-            return await self.in_thread(answer)
+            return await self.drawing.take(answer)
 
         images, skipped = await self._of_uploads(request, one)
         return {"images": images, "skipped": [vars(entry) for entry in skipped]}
@@ -96,7 +103,7 @@ class Server:
             return prepared, jpeg(prepared.image, quality=92)
 
         async def one(upload: Upload) -> Kept:
-            return self.store.add(upload.name, *await self.in_thread(prepare, upload))
+            return self.store.add(upload.name, *await self.decoding.take(prepare, upload))
 
         return await self._of_uploads(request, one)
 
@@ -116,7 +123,7 @@ class Server:
 
         with self.slots.one():
             uploads = await read_uploads(request, self.limits)
-            found = await unless_gone(request, work(uploads), self.limits.answer_seconds)
+            found = await unless_gone(request, work(uploads))
         good = [answer for answer in found if not isinstance(answer, ImageError)]
         bad = [answer for answer in found if isinstance(answer, ImageError)]
         if not good:
@@ -136,10 +143,29 @@ class Server:
                 explanation = explained(self.classifier, outputs, kept.with_image(), kept.name, options)
                 return page_document(explanation, kept, ranked, classes, self.catalogue)
 
-            return await self.in_thread(answer)
+            return await self.drawing.take(answer)
 
         with self.slots.one():
-            return await unless_gone(request, work(), self.limits.answer_seconds)
+            return await unless_gone(request, work())
+
+    async def hidden_answer(self, request: Request, kept: Kept, question: Question) -> dict[str, Any]:
+        """Return what becomes of a kept picture's points when parts of it are hidden."""
+
+        async def work() -> dict[str, Any]:
+            prepared = await self.decoding.take(hide_shares, kept.prepared, question.hide)
+            outputs = await self.batcher.outputs(prepared)
+
+            def answer() -> dict[str, Any]:
+                ranked = ranking(self.classifier, outputs)
+                classes = question.classes([row["name"] for row in ranked])
+                options = replace(question.options, top_classes=1, against=None, also=classes)
+                explanation = explained(self.classifier, outputs, prepared, kept.name, options)
+                return hidden_document(explanation, prepared, ranked, classes)
+
+            return await self.drawing.take(answer)
+
+        with self.slots.one():
+            return await unless_gone(request, work())
 
     async def download(
         self, request: Request, kept: Kept, question: Question, form: Callable[[Explanation], bytes]
@@ -147,13 +173,14 @@ class Server:
         """Return a kept picture's explanation as a file."""
 
         async def work() -> bytes:
-            outputs = await self.batcher.outputs(kept.prepared)
+            prepared = await self.decoding.take(lambda: hide_shares(kept.with_image(), question.hide))
+            outputs = await self.batcher.outputs(prepared)
 
             def answer() -> bytes:
                 options = replace(question.options, also=[question.name] if question.name else [])
-                return form(explained(self.classifier, outputs, kept.with_image(), kept.name, options))
+                return form(explained(self.classifier, outputs, prepared, kept.name, options))
 
-            return await self.in_thread(answer)
+            return await self.drawing.take(answer)
 
         with self.slots.one():
-            return await unless_gone(request, work(), self.limits.answer_seconds)
+            return await unless_gone(request, work())

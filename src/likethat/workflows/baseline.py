@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from likethat.config import resolve
+from likethat.config import Config, resolve
 from likethat.distributed import barrier, is_main_process
 from likethat.errors import UserError
 from likethat.inference.passes import classify_images
@@ -20,10 +20,12 @@ from likethat.report.html import write_baseline_report
 from likethat.runs import layout
 from likethat.runs.atomic_files import save_tensors
 from likethat.runs.baseline import LoadedBaseline, load_baseline
+from likethat.runs.lock import lock_run
+from likethat.runs.manifest import write_manifest
 from likethat.runtime import exact_arithmetic, memory_shortage_told, resolve_device, seed_for, stop_on_signals
 from likethat.training.course import Course
 from likethat.training.loop import follow_plan
-from likethat.training.plan import make_plan
+from likethat.training.plan import PlanEntry, make_plan
 from likethat.training.state import RunState, write_metrics
 from likethat.workflows.run_setup import begin, check_same_images, make_record, open_out, prepare
 
@@ -54,12 +56,27 @@ def train_baseline(
             "The baseline stage has no epochs here, so there is nothing to train; use the default preset or "
             "pass --baseline-epochs above 0."
         )
-    saved = open_out(out, config, layout.BASELINE, resume=resume, overwrite=overwrite)
-    if saved is not None and layout.is_finished(out):
-        display.line(f"{out} is finished already.")
-        return load_baseline(out, device)
+    with lock_run(out):
+        saved = open_out(out, config, layout.BASELINE, resume=resume, overwrite=overwrite)
+        if saved is not None and layout.is_finished(out):
+            display.line(f"{out} is finished already.")
+        else:
+            _train(Path(data), out, config, plan, saved, torch_device, display)
+    return load_baseline(out, device)
+
+
+def _train(
+    data: Path,
+    out: Path,
+    config: Config,
+    plan: list[PlanEntry],
+    saved: layout.RunRecord | None,
+    torch_device: torch.device,
+    display: Display,
+) -> None:
+    """Train into a folder that is held and may be written to; `saved` is the record of a run that goes on."""
     with memory_shortage_told(), stop_on_signals() as stop:
-        prepared = prepare(Path(data), out, config, torch_device, display, stop)
+        prepared = prepare(data, out, config, torch_device, display, stop)
         classes = prepared.dataset.classes
         record = replace(make_record(prepared, []), kind=layout.BASELINE)
         check_same_images(saved, record, out)
@@ -77,7 +94,7 @@ def train_baseline(
             save_tensors(out / layout.MODEL, model.state_dict())
             write_metrics(out, [*state.metrics, {"stage": "test", **evaluation.to_dict()}])
             write_baseline_report(out, config.model.backbone, classes)
+            write_manifest(out)
             layout.drop_checkpoints(out)
         barrier()
     display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
-    return load_baseline(out, device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.dataset import DataSet
-from likethat.data.folder_kinds import CHECKPOINTS, is_run
+from likethat.data.folder_kinds import CHECKPOINTS, LOCK, is_run
 from likethat.errors import UserError
 from likethat.inference.passes import accuracy
 from likethat.metrics.accuracy import logits_of
@@ -23,6 +23,7 @@ from likethat.runs.atomic_files import whole_folder
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.data import is_training_data, open_test_data, open_validation_data
 from likethat.runs.layout import RunRecord
+from likethat.runs.manifest import write_manifest
 from likethat.training.state import write_metrics
 from likethat.workflows.derived import write_combined, write_network
 from likethat.workflows.run_conclusion import conclude
@@ -93,13 +94,18 @@ def _check_alike(parts: Sequence[Part]) -> None:
 
 def _copy_member(part: Part, classes: tuple[str, ...], target: Path) -> None:
     """Make a copy without checkpoints and measurements, its prototypes and connections in the order of `classes`."""
-    ignore = shutil.ignore_patterns(CHECKPOINTS, *layout.INTERPRETABILITY.values())
+    ignore = shutil.ignore_patterns(CHECKPOINTS, LOCK, *layout.INTERPRETABILITY.values())
     try:
         shutil.copytree(part.path, target, ignore=ignore)
     except (OSError, shutil.Error) as error:
         raise UserError(f"{part.path} could not be copied to {target} ({error}); make room and try again.") from error
-    if part.record.data.classes == classes:
-        return
+    if part.record.data.classes != classes:
+        _reorder(part, classes, target)
+    write_manifest(target)
+
+
+def _reorder(part: Part, classes: tuple[str, ...], target: Path) -> None:
+    """Write the copy's prototypes and connections anew, in the order of `classes`."""
     classifier = load(target, "cpu")
     network = classifier.networks[0]
     new_of_old_K = torch.tensor([classes.index(name) for name in part.record.data.classes])
@@ -137,6 +143,7 @@ def _evaluate(
         display.line(f"combined without measuring the accuracy: {error}")
         write_metrics(run, [document])
         write_report(run, combined, [])
+        write_manifest(run)
         return document
     label_N = torch.tensor([sample.label for sample in dataset.test])
     logits = []

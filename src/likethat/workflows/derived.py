@@ -25,7 +25,7 @@ from likethat.runs.atomic_files import copy_state, save_tensors, write_json
 from likethat.runs.classifier import Classifier, Prototype
 from likethat.runs.data import with_labels_of
 from likethat.runs.layout import RunRecord
-from likethat.training.prune import CachedScores
+from likethat.training.pruning.prune import CachedScores
 from likethat.workflows.run_setup import PreparedRun, make_record, prepare
 
 

@@ -183,8 +183,9 @@ def _write(network: ProtoPNet, path: Path, format: str, document: str) -> None:
         with torch.no_grad(), _quiet():
             if format == "torch":
                 program = torch.export.export(model, (example,), dynamic_shapes=shapes)
-                with path.open("wb") as file:
-                    torch.export.save(program, file, extra_files={f"{METADATA}.json": document})
+                whole = io.BytesIO()  # torch would end the process where the disk is full
+                torch.export.save(program, whole, extra_files={f"{METADATA}.json": document})
+                path.write_bytes(whole.getbuffer())
                 return
             names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(OUTPUTS), "dynamic_shapes": shapes}
             exported = torch.onnx.export(model, (example,), **names, dynamo=True, verbose=False)

@@ -23,6 +23,8 @@ from likethat.runs import layout
 from likethat.runs.atomic_files import write_json
 from likethat.runs.classifier import Classifier
 from likethat.runs.data import is_training_data, open_held_out_data, open_out_of_distribution, open_test_data
+from likethat.runs.lock import lock_run
+from likethat.runs.manifest import update_manifest
 from likethat.workflows.run_conclusion import explain_some
 
 
@@ -89,8 +91,10 @@ def evaluate_interpretability(
         tuple(reliability(logits_NK, subject.label_N)),
     )
     if own:
-        write_json(classifier.path / layout.INTERPRETABILITY[part], result.to_dict())
-        write_report(classifier.path, classifier, explain_some(classifier, dataset.root, samples, logits_NK), part)
+        with lock_run(classifier.path):
+            write_json(classifier.path / layout.INTERPRETABILITY[part], result.to_dict())
+            write_report(classifier.path, classifier, explain_some(classifier, dataset.root, samples, logits_NK), part)
+            update_manifest(classifier.path, layout.INTERPRETABILITY[part], layout.REPORT)
     return result
 
 

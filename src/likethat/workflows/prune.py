@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,24 +15,26 @@ from likethat.config import TrainConfig
 from likethat.data.dataset import PARTS
 from likethat.data.folder_kinds import is_run
 from likethat.errors import UserError
-from likethat.inference.passes import measure
+from likethat.inference.passes import accuracy, measure
 from likethat.progress import Display
 from likethat.report.path import draw_path
 from likethat.runs import layout
 from likethat.runs.atomic_files import whole_folder, write_text
 from likethat.runs.classifier import load
 from likethat.training.last_layer import LastLayerSolution, solve_path
-from likethat.training.prune import (
+from likethat.training.pruning.prune import (
     NEAREST,
     THRESHOLD,
     PathPoint,
     choose_point,
+    lambda_for_any,
     largest_lambda,
     own_neighbours,
     path_lambdas,
     prototypes_to_keep,
     refit_last_layer,
 )
+from likethat.training.pruning.thin import Thinned, fewest_within_error, share_budget, thin
 from likethat.workflows.derived import Member, copy_history, open_member, write_combined, write_network
 from likethat.workflows.run_conclusion import conclude
 
@@ -58,13 +60,17 @@ def prune(
     threshold: int = THRESHOLD,
     keep_one: bool = False,
     budget: int | None = None,
+    per_class: int | Literal["auto"] | None = None,
     data: str | None = None,
     device: str = "auto",
     overwrite: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
     """Remove the prototypes with fewer than `threshold` images of their own class among their k nearest training
-    images; or, with a `budget`, keep them all and at most so many connections that are not zero.
+    images; or, with a `budget`, keep at most so many connections that are not zero; or, with `per_class`, at most so
+    many prototypes of each class, or as few of each as the validation images allow ("auto").
+
+    A budget below the number of prototypes removes prototypes, too: those that the validation images miss least.
 
     Each network of a combined run is pruned by itself, so that the run stays the sum of its members.
     """
@@ -72,15 +78,23 @@ def prune(
     display, out = display or Display(quiet=True), Path(out)
     if not 1 <= threshold <= k:
         raise UserError(f"--threshold must lie between 1 and --k, which is {k}; {threshold} does not.")
+    if isinstance(per_class, int) and per_class < 1:
+        raise UserError(f"--per-class keeps at least 1 prototype of each class, not {per_class}; or takes auto.")
     classifier = load(run, device)
     with whole_folder(out, is_run, overwrite=overwrite) as target:
         count = len(classifier.networks)
-        nearest, scratch = k if budget is None else None, target.parent  # which goes when all is done
+        by_rule, scratch = budget is None and per_class is None, target.parent  # which goes when all is done
+        nearest = k if by_rule else None
         members = [open_member(classifier, n, data, scratch, display, nearest=nearest) for n in range(count)]
         _check_same_parts(members)
-        if budget is None:
+        asked: dict[str, Any]
+        if per_class is not None:
+            pruned, asked = [_thin(member, per_class, display) for member in members], {"per_class": per_class}
+        elif budget is None:
             pruned = [_prune_by_rule(member, threshold, keep_one) for member in members]
-            asked: dict[str, Any] = {"k": k, "threshold": threshold}
+            asked = {"k": k, "threshold": threshold}
+        elif budget < len(classifier.prototypes):
+            pruned, asked = _thin_to_budget(members, budget, display), {"budget": budget}
         else:
             pruned, asked = _prune_to_budget(members, budget, display)
         asked["seconds"] = time.monotonic() - started
@@ -105,6 +119,40 @@ def _prune_by_rule(member: Member, threshold: int, keep_one: bool) -> Pruned:
     return Pruned(
         member, keep_p, refit_last_layer(scores.select(keep_p), member.weight_KP[:, keep_p], settings), settings
     )
+
+
+def _thin(member: Member, per_class: int | Literal["auto"], display: Display) -> Pruned:
+    """Keep so many prototypes of each class, with the run's own lambda."""
+    settings, val = member.record.config.train, member.scores["val"]
+    least = 1 if per_class == "auto" else per_class
+    found = _followed(member, settings, display, least=least, target=0)
+    chosen = len(found) - 1
+    if per_class == "auto":
+        accuracies = [accuracy(val.logits(one.solution.weight_KP, one.keep_p), val.label_N) for one in found]
+        chosen = fewest_within_error(accuracies, len(val.label_N))
+    return Pruned(member, found[chosen].keep_p, found[chosen].solution, settings)
+
+
+def _thin_to_budget(members: Sequence[Member], budget: int, display: Display) -> list[Pruned]:
+    """Remove prototypes until there are few enough: one connection a prototype is the least."""
+    counts = [len(member.prototypes) for member in members]
+    pruned = []
+    for member, target in zip(members, share_budget(budget, counts, len(members[0].dataset.classes)), strict=True):
+        settings = replace(member.record.config.train, l1=lambda_for_any(member.scores["train"]))
+        last = _followed(member, settings, display, least=1, target=target)[-1]
+        pruned.append(Pruned(member, last.keep_p, last.solution, settings))
+    return pruned
+
+
+def _followed(member: Member, settings: TrainConfig, display: Display, *, least: int, target: int) -> list[Thinned]:
+    """Return all models on the way to fewer prototypes."""
+    scores, found = member.scores, []
+    count, fewest = len(member.prototypes), max(target, least * len(member.dataset.classes))
+    with display.task("prototypes leave") as advance:
+        for one in thin(scores["train"], scores["val"], settings, least=least, target=target):
+            found.append(one)
+            advance(min(count - len(one.keep_p), count - fewest), max(1, count - fewest))
+    return found
 
 
 def _prune_to_budget(members: Sequence[Member], budget: int, display: Display) -> tuple[list[Pruned], dict[str, Any]]:
@@ -190,7 +238,7 @@ def _write(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, A
 
 def _conclude_members(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]:
     """Report on the members by themselves; return the line about them in the combined run's metrics."""
-    alone = {name: value for name, value in asked.items() if name in ("k", "threshold")}
+    alone = {name: value for name, value in asked.items() if name in ("k", "threshold", "per_class")}
     old = next(line for line in reversed(layout.read_metrics(run)) if line["stage"] == "combine")
     members = []
     folders = layout.read_record(run).member_folders()

@@ -1,4 +1,4 @@
-"""How a run ends: calibration, test accuracy, metrics.jsonl and report, however its model was made."""
+"""How a run ends: calibration, test accuracy, metrics.jsonl, report and manifest, however its model was made."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from likethat.metrics.accuracy import Evaluation, evaluate_logits
 from likethat.report.html import write_report
 from likethat.runs.calibration import fit_calibration, write_calibration
 from likethat.runs.classifier import Classifier, load
+from likethat.runs.manifest import write_manifest
 from likethat.training.state import write_metrics
 
 EXPLAINED = 4  # images in the report
@@ -23,7 +24,7 @@ EXPLAINED = 4  # images in the report
 def conclude(
     run: Path, metrics: list[dict[str, Any]], dataset: DataSet, logits_NK: Tensor, val_NK: Tensor | None
 ) -> tuple[Classifier, Evaluation]:
-    """Write calibration, test accuracy, metrics.jsonl and report of a run whose models and prototypes are written.
+    """Write calibration, test accuracy, metrics.jsonl, report and manifest of a run that has models and prototypes.
 
     `logits_NK` are those of the test images, `val_NK` those of the validation images, if there are any that no network
     of the run was trained on.
@@ -35,6 +36,7 @@ def conclude(
     write_metrics(run, [*metrics, {"stage": "test", **evaluation.to_dict()}])
     classifier = load(run, str(logits_NK.device))
     write_report(run, classifier, explain_some(classifier, dataset.root, dataset.test, logits_NK))
+    write_manifest(run)
     return classifier, evaluation
 
 

@@ -12,6 +12,7 @@ from likethat.config import AUTO_WIDTH, Config
 from likethat.data.cache import LoadedDataSet, load_dataset
 from likethat.data.dataset import DataSet, fingerprint
 from likethat.data.formats import open_dataset
+from likethat.data.left_out import find_left_out
 from likethat.data.loaders import Images, hold
 from likethat.distributed import barrier, is_main_process, world_size
 from likethat.errors import UserError
@@ -97,6 +98,8 @@ def prepare(
         val_fraction=config.data.val_fraction,
         test_fraction=config.data.test_fraction,
     )
+    for note in find_left_out(dataset) if is_main_process() else ():
+        display.line(f"note: {note}")
     barrier()  # so that no process takes what another one begins among the images for a class
     height, width = config.model.input_size
     too_large = len(dataset.all_samples()) * height * width * 3 > MEMORY_SHARE * physical_memory()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from likethat.config import AUTO_WIDTH, resolve
+from likethat.config import AUTO_WIDTH, Config, resolve
 from likethat.distributed import barrier, is_main_process
 from likethat.explaining.gallery import draw_prototypes, save_prototypes
 from likethat.inference.passes import classify_images, latents_of, logits_by, measure, own_batches_of
@@ -21,6 +21,7 @@ from likethat.runs.atomic_files import save_tensors
 from likethat.runs.baseline import check_baseline, read_baseline
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.layout import RunRecord
+from likethat.runs.lock import lock_run
 from likethat.runtime import exact_arithmetic, memory_shortage_told, resolve_device, seed_for, stop_on_signals
 from likethat.training.course import Course
 from likethat.training.loop import fit
@@ -51,10 +52,25 @@ def train(
     torch_device = resolve_device(device)
     exact_arithmetic()
     config = resolve(preset, config_file, **options)
-    saved = open_out(out, config, layout.PROTOPNET, resume=resume, overwrite=overwrite)
-    if saved is not None and layout.is_finished(out):
-        display.line(f"{out} is finished already.")
-        return load(out, device)
+    with lock_run(out):
+        saved = open_out(out, config, layout.PROTOPNET, resume=resume, overwrite=overwrite)
+        if saved is not None and layout.is_finished(out):
+            display.line(f"{out} is finished already.")
+            return load(out, device)
+        return _train(Path(data), out, config, saved, torch_device, display, tensorboard=tensorboard)
+
+
+def _train(
+    data: Path,
+    out: Path,
+    config: Config,
+    saved: RunRecord | None,
+    torch_device: torch.device,
+    display: Display,
+    *,
+    tensorboard: bool,
+) -> Classifier:
+    """Train into a folder that is held and may be written to; `saved` is the record of a run that goes on."""
     if saved is not None and (out / layout.STATE).is_file():
         config, source = replace(config, train=saved.config.train), ""  # read already, wherever it is now
     else:
@@ -62,7 +78,7 @@ def train(
     if source:
         check_baseline(Path(source), config.model, display)
     with memory_shortage_told(), stop_on_signals() as stop:
-        prepared = prepare(Path(data), out, config, torch_device, display, stop)
+        prepared = prepare(data, out, config, torch_device, display, stop)
         record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
         check_same_images(saved, record, out)
         torch.manual_seed(seed_for(config.train.seed, "weights"))

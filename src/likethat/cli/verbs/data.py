@@ -30,15 +30,17 @@ def check(args: argparse.Namespace) -> int:
     from likethat.data.check import check_dataset
     from likethat.data.dataset import PARTS
     from likethat.data.formats import open_dataset
+    from likethat.data.left_out import find_left_out
 
     dataset = open_dataset(args.data)
     with display_of(args).task("checking images") as advance:
         report = check_dataset(dataset, progress=advance)
-    problems = [{"path": p.path, "kind": p.kind, "text": p.text, "warning": p.is_warning} for p in report.problems]
+    found = [*report.problems, *find_left_out(dataset)]
+    problems = [{"path": p.path, "kind": p.kind, "text": p.text, "warning": p.is_warning} for p in found]
     counts = {part: len(dataset.part(part)) for part in PARTS}
 
     def show() -> None:
-        for problem in report.problems:
+        for problem in found:
             print(f"{'note' if problem.is_warning else 'problem'}: {problem}")
         images = ", ".join(f"{count} {part}" for part, count in counts.items())
         print(f"{dataset.kind}: {len(dataset.classes)} classes, images: {images}; {len(report.errors)} problems")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from likethat.cli.arguments import DONE, add_level, add_verb, answer, display_of, tell_skipped
 from likethat.errors import UserError
+
+DEFAULT_OUT = "explanations"
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -18,17 +21,19 @@ def explain(args: argparse.Namespace) -> int:
     from likethat.explaining.draw.page import write_explanations
     from likethat.explaining.explanation import Options
     from likethat.explaining.files import DATA, PAGE, explain_files, save_sheets, sheet_names
+    from likethat.explaining.hiding import read_box
     from likethat.runs.atomic_files import whole_folder, write_json
     from likethat.runs.classifier import load
 
-    out: Path | None = args.out or (None if args.json else Path("explanations"))
+    out: Path | None = args.out or (None if args.json else _free_folder(args.overwrite))
     with whole_folder(out, is_explanations, overwrite=args.overwrite) if out else nullcontext() as folder:
         classifier = load(args.run, args.device)
         paths, skipped = find_pictures(args.images)
         names = sheet_names(paths) if folder else {}
+        hide = [read_box(text) for text in args.hide]
         options = Options(args.top_classes, args.against, level=args.level, attribution=args.attribution)
         with display_of(args).task("explaining") as advance:
-            answers = explain_files(classifier, paths, options, advance)
+            answers = explain_files(classifier, paths, options, advance, hide=hide)
             answered = list(save_sheets(folder, answers, names, args.colours) if folder else answers)
         skipped += [found for found in answered if isinstance(found, Skipped)]
         explanations = [found for found in answered if not isinstance(found, Skipped)]
@@ -56,11 +61,23 @@ def explain(args: argparse.Namespace) -> int:
     return DONE
 
 
+def _free_folder(overwrite: bool) -> Path:
+    """Return the first of explanations, explanations-2 and so on that is not there; with --overwrite, the first."""
+    out, number = Path(DEFAULT_OUT), 1
+    while os.path.lexists(out) and not overwrite:
+        number += 1
+        out = Path(f"{DEFAULT_OUT}-{number}")
+    return out
+
+
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "explain", explain, run=True, json=True)
     verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, or folder with pictures at any depth")
     verb.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder to make (default: explanations, or none with --json)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder to make (default: explanations, explanations-2, ...; none with --json)",
     )
     verb.add_argument("--overwrite", action="store_true", help="replace earlier explanations in --out")
     verb.add_argument("--top-classes", type=int, default=3, metavar="N", help="classes to explain (default: 3)")
@@ -71,6 +88,13 @@ def add(verbs: Any) -> None:
         choices=("upsampling", "gradient", "occlusion"),
         default="upsampling",
         help="how the parts of a picture are found: as in the paper (default), or finer and slower",
+    )
+    verb.add_argument(
+        "--hide",
+        action="append",
+        default=[],
+        metavar="X0,Y0,X1,Y1",
+        help="paint this part over first, in pixels of the picture; may be given several times",
     )
     verb.add_argument("--maps", action="store_true", help="put the similarity maps into the JSON document")
     verb.add_argument(

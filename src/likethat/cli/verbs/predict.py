@@ -12,18 +12,17 @@ from likethat.errors import UserError
 def predict(args: argparse.Namespace) -> int:
     """Name the class of each picture, with its probability."""
     from likethat.cli.tables import print_predictions
-    from likethat.data.pictures import Skipped
+    from likethat.data.pictures import Skipped, find_pictures
     from likethat.explaining.files import predict_files
     from likethat.runs.classifier import load
 
-    answered = list(predict_files(load(args.run, args.device), args.images, args.level))
-    skipped = [found for found in answered if isinstance(found, Skipped)]
-    predictions = [
-        (path, found) for path, found in zip(args.images, answered, strict=True) if not isinstance(found, Skipped)
-    ]
+    paths, skipped = find_pictures(args.images)
+    answered = list(predict_files(load(args.run, args.device), paths, args.level))
+    skipped += [found for found in answered if isinstance(found, Skipped)]
+    predictions = [(path, found) for path, found in zip(paths, answered, strict=True) if not isinstance(found, Skipped)]
     tell_skipped(skipped)
     if not predictions:
-        raise UserError("Nothing was predicted, since no picture was found; name pictures.")
+        raise UserError("Nothing was predicted, since no picture was found; name pictures or folders with pictures.")
     images = [{"path": path, **prediction.to_dict()} for path, prediction in predictions]
     document = {"images": images, "skipped": [vars(entry) for entry in skipped]}
     answer(args, document, lambda: print_predictions(predictions))
@@ -32,5 +31,5 @@ def predict(args: argparse.Namespace) -> int:
 
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "predict", predict, run=True, json=True)
-    verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture")
+    verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, or folder with pictures at any depth")
     add_level(verb)

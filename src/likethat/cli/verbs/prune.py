@@ -10,16 +10,20 @@ from likethat.errors import UserError
 
 
 def prune(args: argparse.Namespace) -> int:
-    """Remove prototypes that look like other classes, or connections beyond a budget, and write a new run."""
+    """Remove prototypes that look like other classes or are not missed, or connections, and write a new run."""
     from likethat.cli.tables import print_pruning
     from likethat.workflows.prune import prune
 
     rule = {name: getattr(args, name) for name in ("k", "threshold") if getattr(args, name) is not None}
-    if args.budget is not None and (rule or args.keep_one):
-        raise UserError("--budget removes connections and --k, --threshold and --keep-one prototypes: prune twice.")
+    ways = [bool(rule or args.keep_one), args.budget is not None, args.per_class is not None]
+    if sum(ways) > 1:
+        raise UserError(
+            "--budget, --per-class and the rule of --k, --threshold and --keep-one are three ways: prune twice."
+        )
     places: dict[str, Any] = {"data": args.data, "device": args.device, "overwrite": args.overwrite}
     places["display"] = display_of(args)
-    pruned = prune(args.run, args.out, **rule, keep_one=args.keep_one, budget=args.budget, **places)
+    how = {**rule, "keep_one": args.keep_one, "budget": args.budget, "per_class": args.per_class}
+    pruned = prune(args.run, args.out, **how, **places)
     answer(args, pruned, lambda: print_pruning(pruned, args.out))
     return DONE
 
@@ -30,4 +34,19 @@ def add(verbs: Any) -> None:
     verb.add_argument("--k", type=int, help="nearest training images to look at for each prototype (default: 6)")
     verb.add_argument("--threshold", type=int, help="how many of the K must be of its own class (default: 3)")
     verb.add_argument("--keep-one", action="store_true", help="keep the best prototype of a class that would lose all")
-    verb.add_argument("--budget", type=int, metavar="N", help="keep all prototypes and only N connections instead")
+    verb.add_argument(
+        "--budget",
+        type=int,
+        metavar="N",
+        help="instead: keep at most N connections; prototypes go only where they must",
+    )
+    verb.add_argument(
+        "--per-class",
+        type=_count_or_auto,
+        metavar="N",
+        help="instead: keep at most N prototypes of each class; auto: as few as keep the validation accuracy",
+    )
+
+
+def _count_or_auto(text: str) -> int | str:
+    return text if text == "auto" else int(text)

@@ -12,10 +12,9 @@ def verify(args: argparse.Namespace) -> int:
     """Prove that every prototype is the latent patch of the training image it names. Of a run with --windows, also
     that nothing outside a box can change a similarity."""
     from likethat.cli.tables import print_verification
-    from likethat.runs.classifier import load
-    from likethat.workflows.verify import verify_run
+    from likethat.workflows.verify import verify_folder
 
-    verification = verify_run(load(args.run, args.device), args.data, display_of(args))
+    verification = verify_folder(args.run, args.data, args.device, display_of(args))
     answer(args, verification.to_dict(), lambda: print_verification(verification))
     return DONE if verification.passed else CHECK_FAILED
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from likethat.data.decode import Box
 from likethat.explaining.draw.heat import heat_layer
-from likethat.explaining.draw.render import jpeg, read_picture, scaled, shrink
+from likethat.explaining.draw.render import jpeg, read_jpeg, scaled, shrink
 from likethat.explaining.matches import Match
 from likethat.explaining.scoring import ScoredPicture
 
@@ -35,6 +35,7 @@ class Drawing:
     label: str
     box: Box | None = None
     heat: str | None = None
+    alone: bool = False  # nothing but what is in the box
 
 
 def data_uri(data: bytes, kind: str) -> str:
@@ -51,8 +52,8 @@ class Pictures:
     def of_file(self, run: Path, name: str) -> Picture:
         key = (run, name)
         if key not in self.by_key:
-            size = read_picture(run, name).size
-            href = data_uri((run / name).read_bytes(), "jpeg") if self.inline else name
+            data, size = read_jpeg(run, name)
+            href = data_uri(data, "jpeg") if self.inline else name
             self.by_key[key] = Picture(self._id(), href, *size)
         return self.by_key[key]
 
@@ -81,6 +82,10 @@ class Pictures:
     def part(self, explanation: ScoredPicture, match: Match) -> Drawing:
         picture = self.of_explanation(explanation)
         return Drawing(picture, "your picture", scaled(match.share, picture.width, picture.height))
+
+    def part_alone(self, explanation: ScoredPicture, match: Match) -> Drawing:
+        """Return the part by itself: the browser cuts it out of the picture, which the page holds once."""
+        return replace(self.part(explanation, match), label="this part of your picture", alone=True)
 
     def activation(self, explanation: ScoredPicture, match: Match) -> Drawing:
         drawing = self.part(explanation, match)

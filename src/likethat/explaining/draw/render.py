@@ -7,18 +7,32 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from likethat.data.decode import Box, View
+from likethat.data.decode import Box, ImageError, View, read_image
+from likethat.data.files import read_file
 from likethat.errors import UserError
 
 LIGHT, DARK = (255, 214, 10), (20, 20, 20)
 
 
 def read_picture(run: Path, name: str) -> Image.Image:
-    """Open a prototype's picture in the run folder; Pillow decodes it when its pixels are first used."""
+    """Read a prototype's picture in the run folder."""
     try:
-        return Image.open(io.BytesIO((run / name).read_bytes()))
-    except OSError as error:
-        raise UserError(f"{run / name}, a prototype's picture, cannot be read; restore the run folder.") from error
+        return read_image(run / name)
+    except ImageError as error:
+        raise _lost(run / name) from error
+
+
+def read_jpeg(run: Path, name: str) -> tuple[bytes, tuple[int, int]]:
+    """Return the file of a prototype's picture as it is, and its width and height, without decoding it."""
+    try:
+        data = read_file(run / name)
+        return data, Image.open(io.BytesIO(data), formats=("JPEG",)).size
+    except Exception as error:  # Pillow raises nearly everything on broken data
+        raise _lost(run / name) from error
+
+
+def _lost(path: Path) -> UserError:
+    return UserError(f"{path}, a prototype's picture, cannot be read; restore the run folder.")
 
 
 def seen_part(image: Image.Image, view: View) -> Image.Image:
@@ -50,6 +64,13 @@ def scaled(box: Box, width: float, height: float) -> Box:
 def in_shares(box: Box, width: float, height: float) -> Box:
     """Convert a box in pixels of a picture of this size to shares of it."""
     return box[0] / width, box[1] / height, box[2] / width, box[3] / height
+
+
+def cut_out(image: Image.Image, share: Box) -> Image.Image:
+    """Return the part of the picture inside a box in shares of it, at least one pixel each way."""
+    x0, y0, x1, y1 = (round(value) for value in scaled(share, *image.size))
+    x0, y0 = min(x0, image.width - 1), min(y0, image.height - 1)
+    return image.crop((x0, y0, max(x1, x0 + 1), max(y1, y0 + 1)))
 
 
 def draw_box(image: Image.Image, box: Box, line: int = 2) -> Image.Image:

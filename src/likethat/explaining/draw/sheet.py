@@ -10,15 +10,15 @@ from PIL import Image, ImageDraw, ImageFont
 from likethat.explaining.attribution import TITLES
 from likethat.explaining.boxes import SEEN_ALONE
 from likethat.explaining.draw.heat import overlay
-from likethat.explaining.draw.render import draw_box, fit, in_shares, read_picture, scaled
+from likethat.explaining.draw.render import cut_out, draw_box, fit, in_shares, read_picture, scaled
 from likethat.explaining.matches import Match
-from likethat.explaining.scoring import ScoredPicture, Sheet, SheetRow
+from likethat.explaining.scoring import RowGroup, ScoredPicture, Sheet
 
 SCALE = 2  # pixels per unit, for screens and paper with fine dots
 MOST_ROWS = 10
 INK, SOFT, LINE, PAPER, ACCENT, DOUBT = "#1c2024", "#6b7280", "#e2e5e9", "#ffffff", "#0f766e", "#b42318"
 MARGIN, PICTURE, GAP = 32, 88, 14
-COLUMNS = ("Your picture", "Prototype", "Training picture")
+COLUMNS = ("Your picture", "This part", "looks like that", "Training picture")
 NUMBERS = MARGIN + (len(COLUMNS) + 1) * (PICTURE + GAP) + 20  # where similarity x connection = points begins
 WIDTH = NUMBERS + 330 + MARGIN
 
@@ -97,6 +97,8 @@ def _draw_head(canvas: SheetCanvas, explanation: ScoredPicture) -> None:
     others = ", ".join(f"{sheet.name} {sheet.probability:.1%}" for sheet in explanation.classes[1:])
     if others:
         canvas.text(x, 154, one_line(f"then {others}", width, 12), 12, SOFT)
+    if explanation.hidden:
+        canvas.text(x, 30, one_line(explanation.hidden_note, width, 12), 12, DOUBT)
     if explanation.verdict:
         colour = DOUBT if explanation.verdict.abstains else INK
         canvas.text(x, 176, one_line(explanation.verdict.sentence(), width, 12), 12, colour)
@@ -105,8 +107,8 @@ def _draw_head(canvas: SheetCanvas, explanation: ScoredPicture) -> None:
 
 
 def _height(sheet: Sheet) -> int:
-    rows, others, _ = sheet.main_rows(MOST_ROWS)
-    return 84 + len(rows) * (PICTURE + GAP) + (26 if others else 0) + 60
+    groups, others, _ = sheet.main_groups(MOST_ROWS)
+    return 84 + len(groups) * (PICTURE + GAP) + (26 if others else 0) + 60
 
 
 def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, colours: str) -> None:
@@ -120,9 +122,9 @@ def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, c
     for x, name in _number_columns("Similarity", "x", "Connection", "=", "Points"):
         canvas.text(x, canvas.y + 58, name, 11, SOFT, anchor="ra")
     canvas.y += 80
-    rows, others, rest = sheet.main_rows(MOST_ROWS)
-    for row in rows:
-        _draw_row(canvas, explanation, sheet, row, colours)
+    groups, others, rest = sheet.main_groups(MOST_ROWS)
+    for group in groups:
+        _draw_group(canvas, explanation, sheet, group, colours)
         canvas.y += PICTURE + GAP
     if others:
         noun = "prototype" if others == 1 else "prototypes"
@@ -134,18 +136,23 @@ def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, c
     canvas.text(WIDTH - MARGIN, canvas.y + 14, f"{sheet.logit:.2f}", 15, ACCENT, anchor="ra", bold=True)
 
 
-def _draw_row(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, row: SheetRow, colours: str) -> None:
-    for number, picture in enumerate(_row_pictures(explanation, row.match, colours)):
+def _draw_group(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, group: RowGroup, colours: str) -> None:
+    """Draw one line: the pictures of its strongest prototype, and the points of all."""
+    lead, middle, right = group.lead, canvas.y + PICTURE / 2, WIDTH - MARGIN
+    for number, picture in enumerate(_row_pictures(explanation, lead.match, colours)):
         canvas.picture(MARGIN + number * (PICTURE + GAP), canvas.y, picture)
-    middle = canvas.y + PICTURE / 2
-    texts = (f"{row.match.similarity:.2f}", "x", f"{row.weight:.2f}", "=", f"{row.points:.2f}")
-    for x, text in _number_columns(*texts):
-        canvas.text(x, middle, text, 15, SOFT if text in "x=" else INK, anchor="rm", bold=text is texts[-1])
-    prototype = row.match.prototype
-    name = prototype.title
-    if prototype.class_name != sheet.name:
-        name += f" of {prototype.class_name}"
-    canvas.text(WIDTH - MARGIN, middle + 16, one_line(name, WIDTH - MARGIN - NUMBERS, 11), 11, SOFT, anchor="ra")
+    canvas.text(right, middle, f"{group.points:.2f}", 15, anchor="rm", bold=True)
+    if len(group.rows) == 1:
+        names = lead.match.prototype.title
+        texts = (f"{lead.match.similarity:.2f}", "x", f"{lead.weight:.2f}", "=", "")
+        for x, text in _number_columns(*texts):
+            canvas.text(x, middle, text, 15, SOFT if text in "x=" else INK, anchor="rm")
+    else:
+        canvas.text(right - 85, middle, f"{len(group.rows)} prototypes  =", 15, SOFT, anchor="rm")
+        names = ", ".join(f"{row.match.prototype.id}: {row.points:.2f}" for row in group.rows)
+    if lead.match.prototype.class_name != sheet.name:
+        names += f" of {lead.match.prototype.class_name}"
+    canvas.text(right, middle + 16, one_line(names, right - NUMBERS, 11), 11, SOFT, anchor="ra")
 
 
 def _number_columns(*texts: str) -> list[tuple[float, str]]:
@@ -162,6 +169,7 @@ def _row_pictures(explanation: ScoredPicture, match: Match, colours: str) -> lis
     source = fit(source, side)
     return [
         draw_box(own, scaled(match.share, *own.size), SCALE),
+        fit(cut_out(explanation.picture, match.share), side),
         fit(read_picture(explanation.run, prototype.crop), side),
         draw_box(source, scaled(share, *source.size), SCALE),
         overlay(own, match.map_HW, colours),

@@ -94,3 +94,15 @@ export async function ask(page) {
         ...classes.map(({ name, prototypes }) => make("li", {}, make("a", { href: address("/browse", { class: name }) }, pretty(name), make("small", {}, String(prototypes))))),
         run.classes.length > most && make("li", {}, make("a", { href: "/browse" }, `and ${run.classes.length - most} more`)))));
 }
+
+/** The pictures of this session, to go from one to another. */
+export function filmstrip(current) {
+  const pictures = remembered();
+  if (pictures.length < 2) return "";
+  return make("ul", { class: "film", "aria-label": "Pictures of this session" }, ...pictures.map(({ id, name, picture }) => {
+    const image = make("img", { src: picture, alt: name || "picture", loading: "lazy" });
+    const link = make("a", { href: `/ask/${id}`, title: name, "aria-current": id === current ? "page" : false }, image);
+    image.addEventListener("error", () => { forget(id); link.parentNode?.remove(); });
+    return make("li", {}, link);
+  }));
+}

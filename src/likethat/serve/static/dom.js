@@ -58,9 +58,10 @@ export function debounce(milliseconds, action) {
   };
 }
 
-/** The address of a page, with those parameters that have a value. */
+/** The address of a page, with those parameters that have a value; a list gives one parameter for each of its values. */
 export function address(path, parameters = {}) {
-  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== ""));
+  const pairs = Object.entries(parameters).flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((one) => [name, one]));
+  const query = new URLSearchParams(pairs.filter(([, value]) => value !== null && value !== undefined && value !== ""));
   return query.size ? `${path}?${query}` : path;
 }
 

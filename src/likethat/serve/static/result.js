@@ -1,14 +1,16 @@
 // The answer about one picture: what it looks like, and why.
 import { address, debounce, make, percent, pretty, problemBox, readdress, request, say, signed, title } from "./dom.js";
-import { dropZone, forget, remembered } from "./ask.js";
-import { Stage, small } from "./stage.js";
+import { dropZone, filmstrip, forget } from "./ask.js";
+import { Hidden, near } from "./hide.js";
+import { pledge } from "./pledge.js";
+import { Stage, cut, small } from "./stage.js";
 
 const TALL = "min(21rem, 46vh)";
 const MODES = [["box", "Box"], ["heat", "Map"], ["grid", "Raw grid"]];
 
 export async function result(page) {
   const { main, run, part: id, query, signal } = page;
-  const asked = { class: query.get("class"), against: query.get("against"), percentile: query.get("percentile"), level: query.get("level"), attribution: query.get("attribution"), prototype: query.get("prototype"), view: query.get("view") };
+  const asked = { class: query.get("class"), against: query.get("against"), percentile: query.get("percentile"), level: query.get("level"), attribution: query.get("attribution"), prototype: query.get("prototype"), view: query.get("view"), hide: query.getAll("hide") };
   const load = () => request(address(`/api/pictures/${encodeURIComponent(id)}`, asking(asked)), { signal });
   const before = main.querySelector(`[data-picture="${CSS.escape(id)}"]`); // the same picture, asked something else
   before?.setAttribute("aria-busy", "true");
@@ -45,17 +47,6 @@ function loading(id) {
       make("div", {}, ...Array.from({ length: 5 }, () => make("div", { class: "ghost row-ghost" })))));
 }
 
-function filmstrip(current) {
-  const pictures = remembered();
-  if (pictures.length < 2) return "";
-  return make("ul", { class: "film", "aria-label": "Pictures of this session" }, ...pictures.map(({ id, name, picture }) => {
-    const image = make("img", { src: picture, alt: name || "picture", loading: "lazy" });
-    const link = make("a", { href: `/ask/${id}`, title: name, "aria-current": id === current ? "page" : false }, image);
-    image.addEventListener("error", () => { forget(id); link.parentNode?.remove(); });
-    return make("li", {}, link);
-  }));
-}
-
 class View {
   constructor(page, asked, answer, load) {
     Object.assign(this, { page, asked, answer, load });
@@ -66,15 +57,21 @@ class View {
     this.right = make("div", { class: "evidence" });
     this.head = make("div", { class: "verdict-bar" });
     this.zone = dropZone(page, true);
+    this.hidden = new Hidden(asked.hide, page.run.limits.hidden,
+      (hide) => address(`/api/pictures/${encodeURIComponent(answer.id)}/hidden`, { ...asking(asked), ...this.explained, hide }), () => this.drawHidden(), page.signal);
+    this.hidden.drawOn(this.own.node);
     this.node = make("div", { class: "answer", "data-picture": answer.id }, this.head, make("div", { class: "columns" }, this.left, this.right));
     this.drawHead();
     this.drawLeft();
     this.drawRight();
+    this.hidden.refresh();
   }
 
   get comparing() { return this.answer.sheets.length > 1; }
+  /** The classes whose points are shown, whichever the model prefers when parts are hidden. */
+  get explained() { return { class: this.answer.sheets[0].name, against: this.answer.sheets[1]?.name }; }
   get name() { return this.answer.sheets[0].name; }
-  get rows() { return this.comparing ? this.answer.difference.rows : this.answer.sheets[0].rows; }
+  get shown() { return this.comparing ? this.answer.difference : this.answer.sheets[0]; }
 
   /** The address of this answer with something else chosen. */
   href(changes) { return address(location.pathname, { ...this.asked, prototype: null, ...changes }); }
@@ -82,7 +79,7 @@ class View {
   drawHead() {
     const { answer } = this;
     const best = answer.ranking[0];
-    const files = (kind) => address(`/pictures/${answer.id}/explanation.${kind}`, asking(this.asked));
+    const files = (kind) => address(`/pictures/${answer.id}/explanation.${kind}`, { ...asking(this.asked), hide: this.hidden.texts });
     const abstains = answer.verdict?.abstains;
     this.head.replaceChildren(
       make("div", {},
@@ -91,33 +88,7 @@ class View {
       make("div", { class: "downloads" }, make("span", { class: "soft small" }, "Download"),
         ...["png", "html", "json"].map((kind) => make("a", { class: "button", href: files(kind), download: true }, kind.toUpperCase())),
         this.zone),
-      this.promise());
-  }
-
-  /** What the model promises about the picture, at a level that can be chosen. */
-  promise() {
-    const { verdict } = this.answer;
-    if (!verdict) {
-      return make("p", { class: "pledge unknown" }, make("span", {}, "This run is not calibrated, so it promises nothing. ",
-        make("code", {}, "likethat calibrate RUN"), " lets it say how sure it is, and when a picture is unlike everything it knows."));
-    }
-    const level = make("select", { onchange: () => this.page.go(this.href({ level: level.value === "0.95" ? null : level.value })) },
-      ...[...new Set([0.8, 0.9, 0.95, 0.99, verdict.level])].sort().map((value) => make("option", { value, selected: value === verdict.level }, `${100 * value} %`)));
-    const holds = make("label", {}, "Holds for", level, "of pictures");
-    const { prototype: id, class: name, similarity } = verdict.nearest;
-    const nearest = ["Nearest is ", make("a", { href: `/prototypes/${id}` }, title(id, this.answer.matches[id]?.name)), ` of ${pretty(name)}, similarity ${signed(similarity)}.`];
-    const names = verdict.prediction_set.map((name, number) => [number ? (number === verdict.prediction_set.length - 1 ? " or " : ", ") : "", make("b", {}, pretty(name))]);
-    if (verdict.unlike) {
-      return make("p", { class: "pledge unlike" }, make("span", {}, make("b", {}, "Unlike everything the model knows. "), "It abstains: fewer than ", `${Math.round(100 * (1 - verdict.level))} % of validation pictures look so little like any class. `, nearest), holds);
-    }
-    if (!verdict.prediction_set.length) {
-      return make("p", { class: "pledge unlike" }, make("span", {}, make("b", {}, "No class is likely enough. "), "The model abstains at this level. ", nearest), holds);
-    }
-    if (!verdict.informed) {
-      return make("p", { class: "pledge unknown" }, make("span", {}, "There were too few validation pictures to exclude any class at this level."), holds);
-    }
-    if (verdict.prediction_set.length === 1) return make("p", { class: "pledge" }, make("span", {}, names, " and no other class."), holds);
-    return make("p", { class: "pledge several" }, make("span", {}, `One of these ${verdict.prediction_set.length}: `, names, "."), holds);
+      pledge(answer, (level) => this.page.go(this.href({ level }))));
   }
 
   drawLeft() {
@@ -136,6 +107,7 @@ class View {
       make("div", { class: "two-up" },
         make("figure", {}, this.own.node, this.caption),
         make("figure", {}, this.source.node, this.sourceCaption)),
+      this.hiding = make("div", { class: "hiding" }),
       make("div", { class: "viewer-tools" }, modes, this.methods(), !this.page.run.seen_alone && this.slider),
       this.page.run.seen_alone ? make("p", { class: "soft small" }, this.page.run.seen_alone) : "",
       this.ranking());
@@ -151,11 +123,14 @@ class View {
 
   ranking() {
     const chosen = this.answer.sheets.map((sheet) => sheet.name);
-    const item = ({ name, probability }) => {
-      const bar = make("i");
+    this.classes = new Map();
+    const item = ({ name, probability, logit }) => {
+      const bar = make("i"), now = make("i", { class: "now" }), after = make("span", { class: "still" });
       bar.style.width = `${100 * probability}%`;
-      return make("li", {}, make("a", { href: this.href({ class: name, against: null }), "aria-current": chosen.includes(name) ? "true" : false },
-        make("span", {}, pretty(name)), make("span", {}, percent(probability)), make("div", { class: "meter" }, bar)));
+      const link = make("a", { href: this.href({ class: name, against: null }), "aria-current": chosen.includes(name) ? "true" : false },
+        make("span", {}, pretty(name)), make("span", {}, make("span", { class: "was" }, percent(probability)), after), make("div", { class: "meter" }, bar, now));
+      this.classes.set(name, { link, now, after, logit });
+      return make("li", {}, link);
     };
     const first = this.answer.ranking.slice(0, 5), rest = this.answer.ranking.slice(5);
     return make("nav", { class: "classes", "aria-label": "Classes, likeliest first" },
@@ -165,10 +140,8 @@ class View {
   }
 
   drawRight() {
-    const { answer } = this;
+    const { answer, shown } = this;
     const [sheet, rival] = answer.sheets;
-    const shown = this.comparing ? answer.difference : sheet;
-    const most = Math.max(...shown.rows.map((row) => Math.abs(row.points)), 1e-9);
     const options = answer.ranking.filter(({ name }) => name !== sheet.name)
       .map(({ name }) => make("option", { value: name, selected: rival?.name === name }, pretty(name)));
     const compare = make("select", { id: "compare", onchange: () => this.page.go(this.href({ class: sheet.name, against: compare.value })) },
@@ -176,38 +149,101 @@ class View {
     const heading = this.comparing
       ? make("h2", {}, `Why ${pretty(sheet.name)} rather than ${pretty(rival.name)}`)
       : make("h2", {}, `Evidence for ${pretty(sheet.name)}`);
-    this.list = make("ol", { class: "evidence-rows", onkeydown: (event) => this.arrows(event) },
-      ...shown.rows.map((row) => this.row(row, most)));
-    const total = (text, value, kind = "") => make("div", { class: kind }, make("span", {}, text), make("span", {}, value));
+    this.lines = [];
+    this.list = make("ol", { class: "evidence-rows", onkeydown: (event) => this.arrows(event) }, ...shown.groups.map((group) => this.line(group)));
+    const total = (text, before, kind, after) => {
+      const now = make("span", { class: "still" });
+      this.totals.push({ now, before, after });
+      return make("div", { class: kind }, make("span", {}, text), make("span", {}, make("span", { class: "was" }, signed(before)), now));
+    };
+    this.totals = [];
+    const given = (now) => shown.groups.reduce((sum, { rows }) => sum + left(now, rows), 0);
     this.right.replaceChildren(
       make("div", { class: "evidence-head" }, heading,
         make("label", { for: "compare", class: "soft small" }, "Compare with ", compare)),
       this.comparing ? make("p", { class: "soft small legend" }, make("span", { class: "for" }), `speaks for ${pretty(sheet.name)} `, make("span", { class: "anti" }), `for ${pretty(rival.name)}`)
-        : make("p", { class: "soft small legend" }, "Similarity to the training patch × its connection to the class = points. Point at a line, or use ↑ and ↓."),
+        : make("p", { class: "soft small legend" }, "This part of your picture looks like that training patch: similarity × connection to the class = points. Point at a line, or use ↑ and ↓."),
       this.list,
       make("div", { class: "totals" },
-        shown.others ? total(`${shown.others} further prototype${shown.others > 1 ? "s" : ""}`, signed(shown.rest), "soft") : "",
-        this.comparing && [total(pretty(sheet.name), signed(sheet.logit), "soft"), total(pretty(rival.name), signed(rival.logit), "soft")],
-        total(this.comparing ? `Lead of ${pretty(sheet.name)}` : `Total points for ${pretty(sheet.name)}`, signed(shown.logit), "total")),
+        shown.others ? total(`${shown.others} further prototype${shown.others > 1 ? "s" : ""}`, shown.rest, "soft", (now) => this.now(now).logit - given(this.now(now))) : "",
+        this.comparing && answer.sheets.map(({ name, logit }, number) => total(pretty(name), logit, "soft", (now) => now.sheets[number].logit)),
+        total(this.comparing ? `Lead of ${pretty(sheet.name)}` : `Total points for ${pretty(sheet.name)}`, shown.logit, "total", (now) => this.now(now).logit)),
       this.nearest());
-    const first = shown.rows.find((row) => String(row.prototype) === this.asked.prototype) ?? shown.rows[0];
+    const wanted = String(this.lit ?? this.asked.prototype);
+    const rows = shown.groups.flatMap(({ rows }) => rows);
+    const first = rows.find((row) => String(row.prototype) === wanted) ?? rows[0];
     if (first) this.light(first.prototype);
     else this.own.clear();
   }
 
-  row(row, most) {
-    const match = this.answer.matches[row.prototype];
-    const bar = make("i", { class: row.points < 0 ? "anti" : "for" });
-    bar.style.width = `${(this.comparing ? 50 : 100) * Math.abs(row.points) / most}%`;
+  /** What is left of the sheet that is shown. */
+  now(after) { return this.comparing ? after.difference : after.sheets[0]; }
+
+  /** A part of the picture: one prototype, or several that show the same part and are listed when it is opened. */
+  line(group) {
+    const [lead] = group.rows, match = this.answer.matches[lead.prototype], several = group.rows.length > 1;
+    const hide = make("button", { type: "button", class: "button hide-part", onclick: () => this.hidden.toggle(match.box) });
+    const row = this.row(lead, group.rows, group.points);
+    this.lines.at(-1).hide = hide;
+    return make("li", {}, make("div", { class: "line-row" }, row, hide),
+      several && make("details", { class: "row-members" }, make("summary", {}, `Each of the ${group.rows.length}`), ...group.rows.map((member) => this.row(member, [member], member.points))));
+  }
+
+  row(row, rows, points) {
+    const match = this.answer.matches[row.prototype], several = rows.length > 1;
+    const kind = points < 0 ? "anti" : "for", bar = make("i", { class: kind }), nowBar = make("i", { class: `${kind} now` }), after = make("b", { class: "still" });
     const other = !this.comparing && match.class !== this.name;
-    return make("li", {}, make("button", {
+    const how = make("span", { class: "how" });
+    this.lines.push({ rows, row, points, bar, nowBar, after, how, match });
+    return make("button", {
       type: "button", class: "evidence-row", "data-prototype": row.prototype,
       onmouseenter: () => this.light(row.prototype), onfocus: () => this.light(row.prototype), onclick: () => this.light(row.prototype),
     },
+      cut(this.answer.picture, this.answer.size, match.box),
       make("img", { src: match.crop, alt: "", loading: "lazy" }),
-      make("span", { class: "what" }, make("b", {}, title(row.prototype, match.name)), (other || this.comparing) && make("small", { class: other ? "other" : "" }, `of ${pretty(match.class)}`)),
-      make("span", { class: "sum" }, `${signed(match.similarity)} × ${signed(row.weight)}`, make("b", {}, signed(row.points))),
-      make("span", { class: this.comparing ? "bar middle" : "bar" }, bar)));
+      make("span", { class: "what" }, make("b", {}, several ? `${rows.length} prototypes` : title(row.prototype, match.name)), (other || this.comparing) && make("small", { class: other ? "other" : "" }, `of ${pretty(match.class)}`)),
+      make("span", { class: "sum" }, how, make("b", { class: "was" }, signed(points)), after),
+      make("span", { class: this.comparing ? "bar middle" : "bar" }, bar, nowBar));
+  }
+
+  /** The points of the whole picture, and beside them what is left of them where parts are hidden. */
+  drawHidden() {
+    const { hidden, answer } = this, { after, problem } = hidden;
+    if (!hidden.draft && String(hidden.texts) !== String(this.asked.hide)) {
+      this.asked.hide = hidden.texts;
+      readdress(this.asked);
+      this.drawHead();
+    }
+    this.node.classList.toggle("with-hidden", Boolean(after));
+    this.own.cover(hidden.cover());
+    const now = after && this.now(after);
+    const most = Math.max(...this.lines.flatMap(({ rows, points }) => [Math.abs(points), now ? Math.abs(left(now, rows)) : 0]), 1e-9);
+    const wide = (points) => `${(this.comparing ? 50 : 100) * Math.abs(points) / most}%`;
+    for (const { rows, row, points, bar, nowBar, after: text, how, match, hide } of this.lines) {
+      const rest = now ? left(now, rows) : points;
+      bar.style.width = wide(points);
+      nowBar.style.width = now ? wide(rest) : 0;
+      nowBar.className = `${rest < 0 ? "anti" : "for"} now`;
+      text.textContent = now ? signed(rest) : "";
+      how.textContent = rows.length > 1 ? "" : `${signed(now ? after.matches[row.prototype].similarity : match.similarity)} × ${signed(row.weight)}`;
+      if (!hide) continue;
+      const isHidden = hidden.has(match.box);
+      hide.textContent = isHidden ? "Show" : "Hide";
+      hide.setAttribute("aria-label", `${isHidden ? "Show" : "Hide"} the part that ${title(row.prototype, match.name)} shows`);
+      hide.disabled = hidden.full && !isHidden;
+    }
+    for (const { now: text, after: rest } of this.totals) text.textContent = after ? signed(rest(after)) : "";
+    const ranked = new Map((after?.ranking ?? []).map((entry) => [entry.name, entry]));
+    for (const [name, { link, now: bar, after: text }] of this.classes) {
+      const entry = ranked.get(name);
+      text.textContent = entry ? percent(entry.probability) : "";
+      bar.style.width = entry ? `${100 * entry.probability}%` : 0;
+      link.title = entry ? `${signed(this.classes.get(name).logit)} points, with parts hidden ${signed(entry.logit)}` : `${signed(this.classes.get(name).logit)} points`;
+    }
+    const outcome = hidden.outcome(answer);
+    this.hiding.replaceChildren(...hidden.tools(outcome), problem ? problemBox(problem) : "");
+    if (this.lit !== undefined) this.light(this.lit);
+    if (after && !hidden.draft) say(outcome.textContent);
   }
 
   nearest() {
@@ -223,7 +259,7 @@ class View {
   arrows(event) {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step) return;
-    const buttons = [...this.list.querySelectorAll("button")];
+    const buttons = [...this.list.querySelectorAll(".evidence-row")].filter((button) => button.checkVisibility());
     const next = buttons[buttons.indexOf(document.activeElement) + step];
     if (next) { event.preventDefault(); next.focus(); }
   }
@@ -233,12 +269,17 @@ class View {
     this.lit = id;
     const match = this.answer.matches[id];
     for (const button of this.right.querySelectorAll("[data-prototype]")) button.classList.toggle("lit", Number(button.dataset.prototype) === Number(id));
-    if (this.mode === "box") this.own.box(match.box);
+    if (this.mode === "box" && this.hidden.all.length) this.own.outline(match.box);
+    else if (this.mode === "box") this.own.box(match.box);
     else if (this.mode === "heat") this.own.heat(match.heat, match.box);
     else this.own.grid(match.map, this.page.run.colours);
     const method = match.attribution;
     const place = { box: "this part", heat: this.page.run.attributions[method].toLowerCase(), grid: method === "upsampling" ? "similarity of every patch" : "what each part adds to the similarity" }[this.mode];
-    this.caption.replaceChildren(make("b", {}, "Your picture"), ` ${place}`);
+    const moved = this.hidden.after?.matches[id];
+    const elsewhere = moved && !near(moved.box, match.box, 0.05);
+    if (elsewhere && this.mode === "box") this.own.moved(moved.box);
+    this.caption.replaceChildren(make("b", {}, "Your picture"), ` ${place}`,
+      moved ? `. Similarity ${signed(match.similarity)} → ${signed(moved.similarity)}${elsewhere ? ", now nearest in the dashed box" : ""}` : "");
     this.source.picture(match.source, match.source_size, `training picture of ${pretty(match.class)}`);
     this.source.box(match.source_box);
     this.sourceCaption.replaceChildren(make("b", {}, "looks like that"), " ",
@@ -264,6 +305,10 @@ class View {
       return;
     }
     this.drawHead();
-    this.light(this.lit);
+    this.drawRight();
+    this.hidden.refresh();
   }
 }
+
+/** The points that these rows have left. */
+function left(now, rows) { return rows.reduce((sum, { prototype }) => sum + (now.points[prototype] ?? 0), 0); }

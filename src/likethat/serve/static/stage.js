@@ -60,13 +60,32 @@ export class Stage {
   }
 
   clear() {
-    this.node.replaceChildren(this.image);
+    this.node.replaceChildren(this.image, ...(this.over ? [this.over] : []));
     this.image.classList.remove("subdued");
+  }
+
+  /** Lays something on the picture, below boxes and maps, which stays until something else is laid there. */
+  cover(over) {
+    this.over?.remove();
+    this.over = over;
+    this.image.after(over);
   }
 
   box(share) {
     this.clear();
     this.node.append(lit(share));
+  }
+
+  outline(share) {
+    this.clear();
+    this.node.append(boxOnly(share));
+  }
+
+  /** A second box: where the prototype finds its part now. */
+  moved(share) {
+    const svg = boxOnly(share);
+    svg.classList.add("moved");
+    this.node.append(svg);
   }
 
   heat(src, share) {
@@ -80,6 +99,14 @@ export class Stage {
     this.image.classList.add("subdued");
     this.node.append(grid(map, colours));
   }
+}
+
+/** The part of a picture inside a box, by itself. */
+export function cut(src, [width, height], [x0, y0, x1, y1]) {
+  const part = [x0 * width, y0 * height, (x1 - x0) * width, (y1 - y0) * height];
+  const svg = svgElement("svg", { viewBox: part.join(" "), preserveAspectRatio: "xMidYMid slice", class: "cut", "aria-hidden": "true" });
+  svg.append(svgElement("image", { href: src, width, height, preserveAspectRatio: "none" }));
+  return svg;
 }
 
 /** A small picture with its box, for lists. */

@@ -110,9 +110,7 @@ class Editor:
 
     def ban(self, prototypes: int | Sequence[int], *, why: str = "", who: str | None = None) -> Edit:
         """Take prototypes out of the model."""
-        numbers = [prototypes] if isinstance(prototypes, int) else list(dict.fromkeys(prototypes))
-        if not numbers:
-            raise UserError("Banning takes a prototype or more; name at least one.")
+        numbers = _numbers(prototypes, "Banning")
         return self._remove(BAN, numbers, numbers, why, who)
 
     def merge(self, prototypes: Sequence[int], *, why: str = "", who: str | None = None) -> Edit:
@@ -128,13 +126,15 @@ class Editor:
         name = next((column.prototype.name for column in columns if column.prototype.name), None)
         return self._remove(MERGE, numbers, numbers[1:], why, who, name=name)
 
-    def name(self, prototype: int, text: str, *, why: str = "", who: str | None = None) -> Edit:
-        """Name the prototype on pages, on pictures and in JSON documents; an empty text takes its name away."""
-        name = clean(text, MOST_LETTERS, "a name") or None
-        self._column(prototype)  # tells of a number that there is none of
+    def name(self, prototypes: int | Sequence[int], text: str, *, why: str = "", who: str | None = None) -> Edit:
+        """Name prototypes on pages, on pictures and in JSON documents; an empty text takes their name away."""
+        numbers, name = _numbers(prototypes, "Naming"), clean(text, MOST_LETTERS, "a name") or None
+        columns = self.state.columns
+        for number in numbers:
+            self._column(number)  # tells of a number that there is none of
+            columns = _named(columns, number, name)
         # No number of the model changes.
-        state = replace(self.state, columns=_named(self.state.columns, prototype, name))
-        return self._enter(state, NAME, [prototype], why, who, name=name)
+        return self._enter(replace(self.state, columns=columns), NAME, numbers, why, who, name=name)
 
     def candidates(self, prototype: int, count: int = CANDIDATES) -> tuple[Candidate, ...]:
         """Return other patches of the prototype's class, those first that set the class apart best. Patches that were
@@ -285,6 +285,14 @@ class Editor:
             position: built for position, built in self._classifiers.items() if position < self._position
         }
         return edit
+
+
+def _numbers(prototypes: int | Sequence[int], what: str) -> list[int]:
+    """Return each number once."""
+    numbers = [prototypes] if isinstance(prototypes, int) else list(dict.fromkeys(prototypes))
+    if not numbers:
+        raise UserError(f"{what} takes a prototype or more; name at least one.")
+    return numbers
 
 
 def _named(columns: Sequence[Column], number: int, name: str | None) -> tuple[Column, ...]:

@@ -14,6 +14,7 @@ from likethat.errors import UserError
 from likethat.runs import layout
 from likethat.runs.atomic_files import write_text
 from likethat.runs.classifier import Prototype
+from likethat.runs.schema import damaged
 
 BAN, MERGE, NAME, REPLACE = "ban", "merge", "name", "replace"
 MOST_LETTERS = 200  # of a name, and of who edits
@@ -27,7 +28,7 @@ class Edit:
     kind: str
     prototypes: tuple[int, ...]  # the first one of a merger stays
     patches: tuple[dict[str, Any], ...]  # what these prototypes were: class, image, place in the map
-    name: str | None  # given to the prototype; None takes its name away
+    name: str | None  # given to the prototypes; None takes their name away
     new_patch: dict[str, Any] | None  # that took the prototype's place
     who: str
     when: str  # UTC
@@ -44,7 +45,8 @@ class Edit:
         if self.kind == MERGE:
             return f"merged {', '.join(numbers[1:])} into {numbers[0]}"
         if self.kind == NAME:
-            return f"called {numbers[0]} “{self.name}”" if self.name else f"took the name of {numbers[0]} away"
+            listed = ", ".join(numbers)
+            return f"called {listed} “{self.name}”" if self.name else f"took the name of {listed} away"
         if self.kind == REPLACE:
             assert self.new_patch is not None
             return f"replaced {numbers[0]} by a patch of {self.new_patch['path']}"
@@ -75,6 +77,15 @@ def clean(text: str, most: int, what: str) -> str:
     if len(text) > most:
         raise UserError(f"The text for {what} has {len(text)} letters, and at most {most} are kept; shorten it.")
     return text
+
+
+def read_history(run: Path) -> list[Edit]:
+    """Return the edits that led to a run, oldest first."""
+    edits = [Edit(**{name: line[name] for name in layout.EDIT}) for line in layout.read_edits(run)]
+    for edit in edits:
+        if not edit.prototypes or (edit.kind == REPLACE and "path" not in (edit.new_patch or {})):
+            raise damaged(run / layout.EDITS, f"an edit ({edit.kind[:50]}) does not say what it is of")
+    return edits
 
 
 def write_history(run: Path, earlier: Sequence[dict[str, Any]], edits: Sequence[Edit]) -> None:

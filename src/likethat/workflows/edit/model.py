@@ -29,7 +29,7 @@ from likethat.runs.classifier import Classifier, PreparedPicture, Prototype, loa
 from likethat.runs.layout import RunRecord
 from likethat.training.candidates import Patch
 from likethat.training.project import Projection
-from likethat.training.prune import CachedScores, refit_last_layer
+from likethat.training.pruning.prune import CachedScores, refit_last_layer
 from likethat.workflows.derived import read_images, rebuild, source_images
 from likethat.workflows.edit.history import Edit
 

@@ -42,6 +42,11 @@ class CachedScores:
         score_Np = self._changed_scores(len(keep_p), lambda _, score_bP: score_bP[:, keep_p])
         return replace(self, score_NP=score_Np, class_P=self.class_P[keep_p], source_P=source_p)
 
+    def columns(self, chosen_p: Tensor) -> Tensor:
+        """Return the scores of a few prototypes, N x p, ready for arithmetic."""
+        score_Np = self.score_NP[:, chosen_p.to(self.score_NP.device)]
+        return score_Np.to(self.label_N.device, torch.promote_types(score_Np.dtype, torch.float32))
+
     def fair(self) -> CachedScores:
         """Return the scores that the last layer learns from, as in training."""
         if self.source_P is None:
@@ -57,11 +62,11 @@ class CachedScores:
         """Return the logits, N x K, of these prototypes or all."""
         blocks = [
             logits_of_scores(score_bP if keep_p is None else score_bP[:, keep_p], weight_Kp)
-            for _, score_bP in self._blocks()
+            for _, score_bP in self.blocks()
         ]
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
-    def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield some images and their scores after others, ready for arithmetic; all at once where there are few."""
         device, rows = self.label_N.device, max(1, BLOCK // self.score_NP.shape[1])
         for image_b, score_bP in zip(
@@ -78,7 +83,7 @@ class CachedScores:
             made_Np = map_file(file, (count, prototypes))
         else:
             made_Np = self.score_NP.new_empty(count, prototypes)
-        for image_b, score_bP in self._blocks():
+        for image_b, score_bP in self.blocks():
             made_Np[int(image_b[0]) : int(image_b[-1]) + 1] = change(image_b, score_bP).to(made_Np)
         return made_Np
 
@@ -133,14 +138,19 @@ def largest_lambda(scores: CachedScores, settings: TrainConfig) -> float:
     """Return the least lambda at which every connection to another class is zero.
 
     Zero is optimal for a connection while the gradient there is no larger than lambda; so: the largest gradient
-    once the own-class connections are optimal by themselves. No gradient exceeds the largest score.
+    once the own-class connections are optimal by themselves.
     """
     data = (scores.fair().score_NP, scores.label_N, scores.class_P, scores.num_classes)
     problem = make_problem(*data, lam=0.0, ridge=settings.ridge)
-    largest = max(float(score_bP.abs().max()) for _, score_bP in problem.blocks())
-    alone = solve_last_layer(*data, lam=1 + largest, ridge=settings.ridge)
+    alone = solve_last_layer(*data, lam=lambda_for_any(scores), ridge=settings.ridge)
     gradient_KP = data_gradient_of(problem, problem.at(alone.weight_KP))
     return float((gradient_KP * ~problem.own_KP).abs().max()) + MARGIN
+
+
+def lambda_for_any(scores: CachedScores) -> float:
+    """Return a lambda at which every connection to another class is zero, whichever of the prototypes there are: no
+    gradient exceeds the largest score."""
+    return 1 + max(float(score_bP.abs().max()) for _, score_bP in scores.blocks())
 
 
 @dataclass(frozen=True)
@@ -157,8 +167,5 @@ def choose_point(path: Sequence[PathPoint], budget: int) -> int:
     allowed = [number for number, point in enumerate(path) if point.connections <= budget]
     if not allowed:
         least = min(point.connections for point in path)
-        raise UserError(
-            f"No model of this run has {budget} connections or fewer; the sparsest has {least}. Raise --budget, or "
-            "remove prototypes first with `likethat prune` without --budget."
-        )
+        raise UserError(f"No model of this run has {budget} connections or fewer; the sparsest has {least}.")
     return max(allowed, key=lambda number: (path[number].accuracy, -path[number].connections))

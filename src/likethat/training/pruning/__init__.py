@@ -1,0 +1,1 @@
+"""Fewer prototypes and connections after training."""
