@@ -16,7 +16,12 @@ def predict(args: argparse.Namespace) -> int:
     from likethat.explaining.files import predict_files
     from likethat.runs.classifier import load
 
-    paths, skipped = find_pictures(args.images)
+    paths: list[str] = []
+    skipped: list[Skipped] = []
+    for source in args.images:  # one by one: a picture that is named twice is answered twice
+        pictures, others = find_pictures([source])
+        paths += pictures
+        skipped += others
     answered = list(predict_files(load(args.run, args.device), paths, args.level))
     skipped += [found for found in answered if isinstance(found, Skipped)]
     predictions = [(path, found) for path, found in zip(paths, answered, strict=True) if not isinstance(found, Skipped)]
