@@ -42,6 +42,17 @@ def said(monkeypatch: pytest.MonkeyPatch, encoding: str, *arguments: object, che
     return stdout.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
 
 
+def mistaken(birds: Path, folder: Path) -> Path:
+    """Return the birds with two classes in each other's place, so that the table names both as the worst."""
+    shutil.copytree(birds, folder)
+    for part in ("train", "val", "test"):
+        first, second = folder / part / CLASS, folder / part / "K\u00e4uzchen"
+        first.rename(folder / "aside")
+        second.rename(first)
+        (folder / "aside").rename(second)
+    return folder
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
 def test_every_encoding_of_the_terminal_will_do(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
@@ -52,7 +63,7 @@ def test_every_encoding_of_the_terminal_will_do(
     assert shown in said(monkeypatch, encoding, "predict", run, picture, *cpu)
     assert shown in said(monkeypatch, encoding, "explain", run, picture, *cpu, "--out", tmp_path / "out")
     assert (tmp_path / "out" / f"{picture.stem}.png").is_file()
-    evaluation = said(monkeypatch, encoding, "evaluate", run, *cpu)
+    evaluation = said(monkeypatch, encoding, "evaluate", run, *cpu, "--data", mistaken(birds, tmp_path / "mistaken"))
     assert "class M\\udcf6we" in evaluation
     assert ("class K\\xe4uzchen" if encoding == "ascii" else "class K\u00e4uzchen") in evaluation
     shutil.copy(picture, birds / "train" / CLASS)
@@ -61,9 +72,10 @@ def test_every_encoding_of_the_terminal_will_do(
     assert image["path"] == str(picture), "documents have the names as they are"
 
 
-def test_a_replaced_stdout_is_left_as_it_is(run: Path) -> None:
+def test_a_replaced_stdout_is_left_as_it_is(run: Path, tmp_path: Path) -> None:
+    data = mistaken(run.parent / "birds", tmp_path / "mistaken")
     with redirect_stdout(io.StringIO()) as stdout:
-        assert main(["evaluate", str(run), "--device", "cpu"]) == 0
+        assert main(["evaluate", str(run), "--device", "cpu", "--data", str(data)]) == 0
     assert f"class {CLASS}" in stdout.getvalue()
 
 

@@ -32,7 +32,7 @@ def run(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_backbone_stays_as_it_is_and_there_are_no_epochs(run: Path) -> None:
     stages = [json.loads(line)["stage"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert stages == ["choose", "project", "last_layer", "test_projection", "test"]
+    assert stages == ["parts", "choose", "project", "last_layer", "test_projection", "test"]
     torch.manual_seed(seed_for(0, "weights"))
     begun = create_backbone("test_resnet", "none", (64, 64)).state_dict()
     ended = load(run, "cpu").networks[0].backbone.state_dict()

@@ -52,8 +52,8 @@ def test_run_folder_holds_what_is_promised(run: Path) -> None:
         assert len(prototype["sha256"]) == 64
         assert prototype["moved"] >= 0
         x0, y0, x1, y1 = prototype["cell"]
-        assert (x1 - x0, y1 - y0) == (32, 32)  # a 2x2 map over 64 pixels
-        assert (prototype["column"] * 32, prototype["row"] * 32) == (x0, y0)
+        assert (x1 - x0, y1 - y0) == (16, 16)  # a 4x4 map over 64 pixels
+        assert (prototype["column"] * 16, prototype["row"] * 16) == (x0, y0)
         for picture in ("crop", "source"):
             assert min(Image.open(run / prototype[picture]).size) > 0
     assert not list(run.rglob("*.pkl")) + list(run.rglob("*.pt")) + list(run.rglob("*.pth"))
@@ -388,7 +388,7 @@ def test_info_tells_of_the_cycle_that_was_kept(copy: Path) -> None:
 
 
 def test_more_prototypes_than_patches_is_told(birds: Path, tmp_path: Path) -> None:
-    options = [*TINY, "--prototypes-per-class", "30", "--baseline-epochs", "1", "--joint-epochs", "1"]
+    options = [*TINY, "--prototypes-per-class", "100", "--baseline-epochs", "1", "--joint-epochs", "1"]
     message = likethat("train", birds, "--out", tmp_path / "run", *options, check=2).stderr.strip().splitlines()[-1]
     assert "--prototypes-per-class" in message
     assert not (tmp_path / "run" / "metrics.jsonl").exists(), "told before anything was trained"

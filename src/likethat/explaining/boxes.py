@@ -110,10 +110,14 @@ def patch_box(model: ProtoPNet, row: int, column: int) -> Box:
         x0, y0, x1, y1 = _window_box(model, row, column)
         return float(x0), float(y0), float(x1), float(y1)
     layer, backbone = model.prototype_layer, model.backbone
-    return cell_box(row, column, backbone.map_size, layer.window, backbone.input_size)
+    (down, right), (height, width) = backbone.offset, backbone.input_size
+    left, top, end, bottom = cell_box(row + down, column + right, backbone.map_size, layer.window, (height, width))
+    return max(left, 0.0), max(top, 0.0), min(end, float(width)), min(bottom, float(height))
 
 
-def cell_box(row: int, column: int, map_hw: tuple[int, int], window: tuple[int, int], size_hw: tuple[int, int]) -> Box:
+def cell_box(
+    row: float, column: float, map_hw: tuple[int, int], window: tuple[int, int], size_hw: tuple[int, int]
+) -> Box:
     """Return the rectangle of the picture that a prototype's window covers at this place of the latent map."""
     step_y, step_x = size_hw[0] / map_hw[0], size_hw[1] / map_hw[1]
     return column * step_x, row * step_y, (column + window[1]) * step_x, (row + window[0]) * step_y

@@ -19,6 +19,7 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import set_latent_width
 from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state
+from likethat.runtime import seed_for
 from likethat.training.choose import embed_sources, start_from_baseline
 from likethat.training.course import Course
 from likethat.training.head import fit_head
@@ -64,6 +65,7 @@ def find_parts_of_images(state: RunState, entry: PlanEntry, course: Course) -> N
     """Find the parts that prototypes will show, by the backbone's weights before any training: fine-tuning for classes
     makes patches of one class alike, whatever part they show."""
     config, display, started = course.config, course.display, time.monotonic()
+    torch.manual_seed(seed_for(config.train.seed, "weights"))  # where they are random, those that training begins with
     try:
         backbone = configured_backbone(config.model, config.model.weights)
     except UserError as error:
