@@ -103,7 +103,7 @@ def work(file: Path) -> dict[str, Tensor]:
     whole = choose.MOST_BYTES, project_module.MOST_BYTES
     choose.MOST_BYTES, project_module.MOST_BYTES = 7_000, 2_500  # candidates of two classes at a time
     found |= with_prefix("exact/groups", vars(project(model, images, ("a", "b", "c"))))
-    state.parts = find_parts(baseline.eval().backbone, images, 3)
+    state.parts = find_parts(baseline.eval().backbone, images, 4)
     source = start_from_baseline(model, baseline, images, state.parts)
     found |= with_prefix("exact/embedded", vars(source)) | with_prefix("exact/parts", vars(state.parts))
     found["exact/embedded_PDhw"] = model.prototype_layer.prototype_PDhw.detach().clone()

@@ -81,7 +81,12 @@ def noisy(batch: Batch, similarity_BPHW: Tensor) -> Batch:
 def tiny_network(class_of_prototype: tuple[int, ...], classes: int) -> ProtoPNet:
     counts = np.bincount(class_of_prototype, minlength=classes).tolist()
     config = resolve(
-        backbone="test_resnet", weights="none", latent_width=8, input_size=(SIDE, SIDE), similarity="linear"
+        backbone="test_resnet",
+        weights="none",
+        fine_map=False,
+        latent_width=8,
+        input_size=(SIDE, SIDE),
+        similarity="linear",
     )
     torch.manual_seed(0)
     return create_protopnet(config.model, counts).eval()
@@ -103,6 +108,7 @@ class Local(nn.Module):
     """A backbone that sees nothing beyond a cell: the mean colour of each of MAP x MAP cells."""
 
     name, input_size, map_size, channels, windows = "local", (SIDE, SIDE), (MAP, MAP), 3, None
+    offset = (0.0, 0.0)
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
         return F.avg_pool2d(x_B3HW, SIDE // MAP)

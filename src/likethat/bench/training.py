@@ -116,7 +116,9 @@ def _our_step(preset: str, backbone: str, setting: Setting, images: Images, tell
     def costs_of(*shown: Tensor) -> Costs:
         return batch_costs(state, "joint", config, *shown)
 
-    source = FreshViews(images, config.augment, model.backbone.cells)
+    parts = config.model.prototypes_per_class
+    middle_Nm2 = 2 * torch.rand(len(images), parts, 2, device=images.device) - 1
+    source = FreshViews(images, config.augment, model.backbone.cells, middle_Nm2)
     return wrap_step(gradient_step, costs_of, optimizer, source, tell, compile=setting.compile)
 
 
