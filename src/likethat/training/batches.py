@@ -51,25 +51,31 @@ class FreshViews:
         """
         height, width = self.images.pixel_NHW3.shape[1:3]
         views = draw_views(len(index_B), height / width, self.config, torch.Generator().manual_seed(seed))
+        noise_B3HW = self._draw_noise(len(index_B), (height, width), seed)
         if world_size() > 1:
             part = own_shard(len(index_B))
             own_b = torch.arange(part.start - 1, part.stop) % len(index_B)
-            index_B, views = index_B[own_b], views[own_b]
+            index_B, views, noise_B3HW = index_B[own_b], views[own_b], noise_B3HW[send(own_b, self.device)]
         views = views.to(self.device)
         image_B = send(index_B, self.device)
         middle_Bm2 = (
             torch.zeros(len(image_B), 0, 2, device=self.device) if self.middle_Nm2 is None else self.middle_Nm2[image_B]
         )
-        return [*self.images.raw_batch(index_B), image_B, middle_Bm2, *vars(views).values()]
+        return [*self.images.raw_batch(index_B), image_B, middle_Bm2, noise_B3HW, *vars(views).values()]
+
+    def _draw_noise(self, batch: int, size_hw: tuple[int, int], seed: int) -> Tensor:
+        """Return noise for each picture, of a strength of its own; none at all where none is asked for."""
+        if not self.config.noise:
+            return torch.zeros(batch, 1, 1, 1, device=self.device)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        level_B111 = self.config.noise * torch.rand(batch, 1, 1, 1, generator=generator, device=self.device)
+        return level_B111 * torch.randn(batch, 3, *size_hw, generator=generator, device=self.device)
 
     def show(self, *gathered: Tensor) -> Shown:
         """Return the views of what was gathered."""
-        pixel_BHW3, label_B, image_B, middle_Bm2, *drawn = gathered
+        pixel_BHW3, label_B, image_B, middle_Bm2, noise_B3HW, *drawn = gathered
         views = Views(*drawn)
-        x_B3HW = show(to_unit(pixel_BHW3.permute(0, 3, 1, 2)), views)
-        if self.config.noise:
-            level_B111 = self.config.noise * torch.rand(len(x_B3HW), 1, 1, 1, device=self.device)
-            x_B3HW = x_B3HW + level_B111 * torch.randn_like(x_B3HW)
+        x_B3HW = show(to_unit(pixel_BHW3.permute(0, 3, 1, 2)), views) + noise_B3HW
         same_BHW = same_pixels(views.piece_B4, self.cells, MARGIN)
         known = (of_shown(label_B, views), shown_shares(views), of_shown(image_B, views))
         shown = Shown(x_B3HW, *known, same_BHW, self._parts(middle_Bm2, views))
