@@ -241,9 +241,9 @@ def test_a_picture_unlike_all_is_said_to_be_so(folder: Path, tmp_path: Path) -> 
     known = explain(load(folder / "run", "cpu"), noise, level=0.99)
     assert "This picture looks like" in known.save(tmp_path / "known.html").read_text()
     head = (slice(350, 390), slice(400, None))  # of the sheet: the line with the verdict
-    bare = np.asarray(explain(load(folder / "bare", "cpu"), noise).figure())[head]
+    bare = np.asarray(explain(load(folder / "bare", "cpu"), noise).figure(long=True))[head]
     assert (bare == 255).all()
-    assert (np.asarray(explanation.figure())[head] != 255).any()
+    assert (np.asarray(explanation.figure(long=True))[head] != 255).any()
 
 
 @pytest.mark.parametrize(
