@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -262,3 +264,22 @@ def test_a_printed_explanation_is_a_summary(run: Path, pictures: list[Path]) -> 
     points = [float(line.split()[0]) for line in text.splitlines() if " points" in line]
     assert sum(points[:-1]) == pytest.approx(points[-1], abs=0.05)
     assert points[-1] == pytest.approx(explanation.predicted.logit, abs=0.01)
+
+
+def test_objects_show_themselves_in_notebooks(run: Path, pictures: list[Path]) -> None:
+    classifier = package.load(run, "cpu")
+    prediction, explanation = classifier.predict(pictures[0]), explain(classifier, pictures[0])
+    page = explanation._repr_html_()
+    for html in (classifier._repr_html_(), prediction._repr_html_(), page):
+        assert len(html) < 100_000
+        ElementTree.fromstring(html)  # every tag is closed
+    for name, share in prediction.probabilities.items():
+        assert f"{share:.1%}" in prediction._repr_html_()
+        assert name in classifier._repr_html_()
+    assert prediction.verdict.sentence() in prediction._repr_html_()
+    groups = explanation.predicted.main_groups(4)[0]
+    assert all(f"{group.points:+.2f}" in page for group in groups)
+    assert page.count("<img") == 1 + 2 * len(groups)
+    hostile = dataclasses.replace(prediction, class_name="<script>", probabilities={"<script>": 1.0}, verdict=None)
+    assert "<script>" not in hostile._repr_html_()
+    assert "&lt;script&gt;" in hostile._repr_html_()

@@ -15,6 +15,7 @@ from likethat.data.decode import Box
 from likethat.errors import UserError
 from likethat.explaining.attribution import UPSAMPLING, check_method
 from likethat.explaining.boxes import PERCENTILE
+from likethat.explaining.draw.notebook import notebook_html
 from likethat.explaining.draw.page import write_explanations
 from likethat.explaining.draw.render import pdf, png, scaled, small_png
 from likethat.explaining.draw.sheet import draw_long_sheet, draw_page_sheet
@@ -75,8 +76,8 @@ class Explanation(ScoredPicture):
         lines += [f"{rest:+8.2f} points: {others} other prototypes"] if others else []
         return "\n".join([*lines, f"{self.predicted.logit:8.2f} points in all"])
 
-    def _repr_png_(self) -> bytes:
-        return self.png()
+    def _repr_html_(self) -> str:
+        return notebook_html(self)
 
 
 def _named(group: RowGroup) -> str:
