@@ -93,7 +93,7 @@ def test_promises_are_kept_on_average_and_not_by_far_too_much(count: int, level:
 
 
 def test_sentences() -> None:
-    assert verdict_of().sentence() == "owl alone at 95 %"
+    assert verdict_of().sentence() == "Only owl remains plausible at 95 %"
     assert verdict_of(level=0.995, classes=("owl", "tit")).sentence() == "One of these 2 at 99.5 %: owl, tit"
     many = verdict_of(classes=tuple("abcdef"))
     assert many.sentence() == "One of these 6 at 95 %: a, b, c, d and 2 more"

@@ -26,7 +26,9 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "run"
-    likethat("train", birds, "--out", folder, *DEFAULT, "--tensorboard")
+    told = likethat("train", birds, "--out", folder, *DEFAULT, "--tensorboard").stderr
+    assert told.count("so the training accuracy falls") == 1, "once, in the joint stage"
+    assert told.index("joint epoch 1 of 3") < told.index("so the training accuracy falls")
     return folder
 
 
