@@ -81,7 +81,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
     rows = [("accuracy", f"{evaluation.accuracy:.2%}: {right} of {evaluation.images} are right")]
     if evaluation.classes >= layout.TOP5_CLASSES:
         rows.append(("top-5 accuracy", f"{evaluation.top5_accuracy:.2%} have the true class among the likeliest five"))
-    said = f"the true class gets {math.exp(-evaluation.cross_entropy):.1%} in the geometric mean"
+    said = f"lower is better; the true class gets {math.exp(-evaluation.cross_entropy):.1%} in the geometric mean"
     rows.append(("cross entropy", f"{evaluation.cross_entropy:.4f}: {said}"))
     worst = sorted(evaluation.by_class.items(), key=lambda item: item[1])[:3]
     rows += [(f"class {name}", f"{value:.1%} are right") for name, value in worst if value < 1]
