@@ -34,7 +34,7 @@ def test_it_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.Monk
     correct, pictures = map(int, re.findall(r"\d+", result("accuracy")["text/plain"]))
     assert pictures == 18
     assert correct > 9, "far more than by chance, a third"
-    assert "image/png" in result("explain"), "an explanation shows itself"
+    assert "looks like that" in result("explain")["text/html"], "an explanation shows itself"
     assert "every prototype is the training patch it names" in str(outputs["verify"])
     for file in ("why.html", "run/report.html", "run/model.safetensors"):
         assert (tmp_path / file).is_file()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -140,20 +142,36 @@ def test_the_colours_reach_page_and_sheet(run: Path, pictures: list[Path], tmp_p
     made = {}
     for colours in ("ember", "jet"):
         out = tmp_path / colours
-        assert (
-            main(["explain", str(run), str(pictures[0]), "--device", "cpu", "--colours", colours, "--out", str(out)])
-            == 0
-        )
+        options = ["--device", "cpu", "--colours", colours, "--long", "--out", str(out)]
+        assert main(["explain", str(run), str(pictures[0]), *options]) == 0
         made[colours] = out
     sheets = [np.asarray(Image.open(made[c] / f"{pictures[0].stem}.png")).astype(int) for c in made]
     explanation = explain(package.load(run, "cpu"), pictures[0])
-    assert np.array_equal(sheets[0], np.asarray(explanation.figure()))
-    assert np.array_equal(sheets[1], np.asarray(explanation.figure("jet")))
+    assert np.array_equal(sheets[0], np.asarray(explanation.figure(long=True)))
+    assert np.array_equal(sheets[1], np.asarray(explanation.figure("jet", long=True)))
     assert (sheets[0] != sheets[1]).any()
     pages = [(made[c] / "explanations.html").read_text() for c in made]
     heats = [[line for line in page.splitlines() if "data:image/webp" in line] for page in pages]
     assert len(heats[0]) == len(heats[1]) > 3
     assert all(first != second for first, second in zip(*heats, strict=True))
+
+
+def test_sheets_are_pages_of_a_size_to_mail_and_pdf_on_request(
+    run: Path, pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, option in enumerate(("--out", "--pdf", "--long")):
+        out = tmp_path / str(number)
+        options = ["--out", str(out)] if option == "--out" else [option, "--out", str(out)]
+        assert main(["explain", str(run), str(pictures[0]), "--device", "cpu", *options]) == 0
+    capsys.readouterr()
+    stem = pictures[0].stem
+    page, long = (Image.open(tmp_path / name / f"{stem}.png") for name in ("0", "2"))
+    assert (tmp_path / "0" / f"{stem}.png").stat().st_size <= 500_000
+    assert page.height / page.width <= 297 / 210 < long.height / long.width
+    assert (tmp_path / "1" / f"{stem}.pdf").read_bytes().startswith(b"%PDF-")
+    assert not list((tmp_path / "1").glob("*.png"))
+    (image,) = json.loads((tmp_path / "1" / "explanations.json").read_text())["images"]
+    assert image["sheet"] == f"{stem}.pdf"
 
 
 def test_noise_is_explained_too(run: Path, tmp_path: Path) -> None:
@@ -246,3 +264,22 @@ def test_a_printed_explanation_is_a_summary(run: Path, pictures: list[Path]) -> 
     points = [float(line.split()[0]) for line in text.splitlines() if " points" in line]
     assert sum(points[:-1]) == pytest.approx(points[-1], abs=0.05)
     assert points[-1] == pytest.approx(explanation.predicted.logit, abs=0.01)
+
+
+def test_objects_show_themselves_in_notebooks(run: Path, pictures: list[Path]) -> None:
+    classifier = package.load(run, "cpu")
+    prediction, explanation = classifier.predict(pictures[0]), explain(classifier, pictures[0])
+    page = explanation._repr_html_()
+    for html in (classifier._repr_html_(), prediction._repr_html_(), page):
+        assert len(html) < 100_000
+        ElementTree.fromstring(html)  # every tag is closed
+    for name, share in prediction.probabilities.items():
+        assert f"{share:.1%}" in prediction._repr_html_()
+        assert name in classifier._repr_html_()
+    assert prediction.verdict.sentence() in prediction._repr_html_()
+    groups = explanation.predicted.main_groups(4)[0]
+    assert all(f"{group.points:+.2f}" in page for group in groups)
+    assert page.count("<img") == 1 + 2 * len(groups)
+    hostile = dataclasses.replace(prediction, class_name="<script>", probabilities={"<script>": 1.0}, verdict=None)
+    assert "<script>" not in hostile._repr_html_()
+    assert "&lt;script&gt;" in hostile._repr_html_()

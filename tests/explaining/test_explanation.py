@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -172,8 +173,8 @@ def test_mistakes_get_a_sentence(classifier: Classifier, picture: Path, tmp_path
     explanation = explain(classifier, picture)
     with pytest.raises(UserError, match="against=CLASS"):
         explanation.difference()
-    with pytest.raises(UserError, match=r"\.html, \.png or \.json"):
-        explanation.save(tmp_path / "sheet.pdf")
+    with pytest.raises(UserError, match=r"\.html, \.png, \.pdf or \.json"):
+        explanation.save(tmp_path / "sheet.doc")
 
 
 @pytest.mark.parametrize("cropped", [False, True])
@@ -308,7 +309,7 @@ def test_figure_has_room_for_every_row_and_strange_names(tmp_path: Path) -> None
     names = ("a\nb\x00" * 40, "Grünfink <b>", "普通翠鸟")
     run = make_run(tmp_path, names, per_class=5, nonzero=1.0)
     explanation = explain(load(run.path, "cpu"), run.root / run.samples[0].path)
-    figures = [replace(explanation, classes=explanation.classes[:count]).figure() for count in (1, 2, 3)]
+    figures = [replace(explanation, classes=explanation.classes[:count]).figure(long=True) for count in (1, 2, 3)]
     heights = [figure.height for figure in figures]
     for count in (2, 3):
         groups, others, _ = explanation.classes[count - 1].main_groups(10)
@@ -319,10 +320,34 @@ def test_figure_has_room_for_every_row_and_strange_names(tmp_path: Path) -> None
 def test_saves_by_suffix(classifier: Classifier, picture: Path, tmp_path: Path) -> None:
     explanation = explain(classifier, picture)
     with Image.open(explanation.save(tmp_path / "a.png")) as image:
-        assert (image.format, image.mode) == ("PNG", "RGB")
-    assert (tmp_path / "a.png").read_bytes() == explanation._repr_png_()
+        assert image.format == "PNG"
+        assert image.size == explanation.figure().size
+    with Image.open(explanation.save(tmp_path / "long.png", long=True)) as image:
+        assert np.array_equal(np.asarray(image), np.asarray(explanation.figure(long=True)))
     assert json.loads(explanation.save(str(tmp_path / "a.json")).read_text()) == explanation.to_dict()
     assert explanation.save(tmp_path / "a.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("against", [None, "owl"])
+def test_a_sheet_is_one_page_that_can_be_mailed(tmp_path: Path, against: str | None) -> None:
+    """With the hardest picture to compress, and more lines than a page has room for."""
+    run = make_run(tmp_path, per_class=10, nonzero=1.0)
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8))
+    explanation = explain(load(run.path, "cpu"), noise, against=against)
+    path = explanation.save(tmp_path / "a.png")
+    assert 100_000 < path.stat().st_size <= 500_000
+    with Image.open(path) as image:
+        assert image.width > 1200
+        assert image.height <= 297 / 210 * image.width, "A4"
+        assert image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
+    assert explanation.save(tmp_path / "long.png", long=True).stat().st_size > 2_000_000
+    data = explanation.save(tmp_path / "a.pdf").read_bytes()
+    assert data.startswith(b"%PDF-")
+    assert len(data) <= 2_000_000
+    (box,) = re.findall(rb"/MediaBox \[ ([\d. ]+) \]", data)  # one page
+    width, height = list(map(float, box.split()))[2:]
+    assert width == pytest.approx(210 / 25.4 * 72, abs=0.1), "as wide as A4"
+    assert height <= 297 / 25.4 * 72
 
 
 def test_pictures_without_a_path(classifier: Classifier, picture: Path) -> None:

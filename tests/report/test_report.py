@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from likethat.report.charts import round_ticks
 from likethat.report.curves import HEIGHT, PROJECTION, STAGE, epoch_charts
 from likethat.report.html import write_report
 from likethat.runs.classifier import load
+from likethat.runs.judged import JudgedImage
 from likethat.runs.layout import read_metrics
 
 HOSTILE = ('<script>alert("x")</script>', "owl' onload='alert(1)", 'wren & "co" {{ 7 * 7 }}')
@@ -154,6 +156,27 @@ def test_many_prototypes_stay_in_their_files(tmp_path: Path) -> None:
     assert all((run.path / file).is_file() for file in files)
     # Only the explained picture and its maps are in the page.
     assert len((run.path / "report.html").read_bytes()) < 250_000
+
+
+def test_wrong_images_are_listed_and_marked_in_the_examples(run: TinyRun) -> None:
+    classifier = load(run.path, "cpu")
+    chosen = run.samples[:2]
+    explanations = [
+        replace(explain(classifier, run.root / sample.path, crop_to=sample.box), path=sample.path) for sample in chosen
+    ]
+    guesses = [explanation.predicted.name for explanation in explanations]
+    other = next(name for name in HOSTILE if name != guesses[0])
+    judged = [
+        JudgedImage("test", chosen[0].path, other, guesses[0], 0.625),
+        JudgedImage("test", chosen[1].path, guesses[1], guesses[1], 0.875),
+    ]
+    page = Tags(write_report(run.path, classifier, explanations, judged).read_text(encoding="utf-8"))
+    assert_harmless(page)
+    assert page.text.count("Wrong: it is") == 1
+    assert page.text.index("Wrong: it is " + other) < page.text.index(chosen[0].path)
+    assert "1 of 2 is taken for another class" in " ".join(page.text.split())
+    assert "62.5 %" in page.text
+    assert "87.5 %" not in page.text.replace("87.5 %", "", 1), "only the accuracy"
 
 
 def test_report_without_metrics_or_examples(tmp_path: Path) -> None:

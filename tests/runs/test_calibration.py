@@ -93,7 +93,7 @@ def test_promises_are_kept_on_average_and_not_by_far_too_much(count: int, level:
 
 
 def test_sentences() -> None:
-    assert verdict_of().sentence() == "owl alone at 95 %"
+    assert verdict_of().sentence() == "Only owl remains plausible at 95 %"
     assert verdict_of(level=0.995, classes=("owl", "tit")).sentence() == "One of these 2 at 99.5 %: owl, tit"
     many = verdict_of(classes=tuple("abcdef"))
     assert many.sentence() == "One of these 6 at 95 %: a, b, c, d and 2 more"
@@ -241,9 +241,9 @@ def test_a_picture_unlike_all_is_said_to_be_so(folder: Path, tmp_path: Path) -> 
     known = explain(load(folder / "run", "cpu"), noise, level=0.99)
     assert "This picture looks like" in known.save(tmp_path / "known.html").read_text()
     head = (slice(350, 390), slice(400, None))  # of the sheet: the line with the verdict
-    bare = np.asarray(explain(load(folder / "bare", "cpu"), noise).figure())[head]
+    bare = np.asarray(explain(load(folder / "bare", "cpu"), noise).figure(long=True))[head]
     assert (bare == 255).all()
-    assert (np.asarray(explanation.figure())[head] != 255).any()
+    assert (np.asarray(explanation.figure(long=True))[head] != 255).any()
 
 
 @pytest.mark.parametrize(

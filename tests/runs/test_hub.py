@@ -81,6 +81,7 @@ def test_the_card_tells_what_the_run_knows(run: Path, given: Path, capsys: pytes
     assert "8 prototypes, 2 to 3 of each class" in text
     assert "A person has named 1 of them" in text
     assert "Corrected by hand (1 x ban, 1 x name)" in text
+    assert "top-5" not in text, "of three classes"
     assert "looked at 2 times" in text  # when the run was trained, and when it was corrected
     assert "## Limits" in text
     assert "<script>" not in text

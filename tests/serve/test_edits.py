@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,15 @@ def test_several_prototypes_get_one_name_in_one_correction(run: Path) -> None:
         assert {entry["name"] for entry in corrector.change("undo")["prototypes"]} == {None}
         two = {"kind": "replace", "prototypes": [1, 4], "who": "Ada", "revision": corrector.state()["revision"]}
         assert corrector.post(**two).status_code == 422, "not the first one alone, silently"
+
+
+def test_the_command_for_a_saved_run_can_be_pasted(run: Path) -> None:
+    with serving(load(run, "cpu")) as client:
+        corrector = Corrector(client)
+        corrector.open()
+        corrector.change("name", 0, text="crown")
+        answer = corrector.post("/save", name="my own", revision=corrector.state()["revision"])
+        assert shlex.split(answer.json()["command"]) == ["likethat", "serve", str(run.resolve().parent / "my own")]
 
 
 def test_what_is_refused(run: Path) -> None:

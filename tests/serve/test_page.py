@@ -93,6 +93,7 @@ def test_upload_point_switch_compare_and_reload(
     )
     page.until(lambda: page.box(0) and page.box(0)[2] * page.box(0)[3] > 1.5 * before[2] * before[3], "a larger box")
     assert "percentile=60" in page.driver.current_url
+    assert page.text(".slider:has(#percentile)").split() == ["Box", "around", "the", "strongest", "40", "%"]
 
     other = page.all(".classes a")[1]
     name = other.find_element("css selector", "span").text
@@ -424,7 +425,9 @@ def test_what_the_run_promises_is_told(browser: Any, run: Path, pictures: list[P
         assert "too few validation pictures" in told(Calibration((0.5,), (0.0,)))
         with torch.no_grad():
             classifier.networks[0].last_layer.weight.mul_(1000)
-        assert " and no other class" in told(best_alone, "?level=0.9")
+        assert told(best_alone, "?level=0.9").startswith("Only ")
+        assert " remains plausible." in page.text(".pledge")
+        assert "Confidence level" in page.text(".pledge label")
         assert "90 %" in page.text(".pledge option:checked")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -25,7 +26,9 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "run"
-    likethat("train", birds, "--out", folder, *DEFAULT, "--tensorboard")
+    told = likethat("train", birds, "--out", folder, *DEFAULT, "--tensorboard").stderr
+    assert told.count("so the training accuracy falls") == 1, "once, in the joint stage"
+    assert told.index("joint epoch 1 of 3") < told.index("so the training accuracy falls")
     return folder
 
 
@@ -136,6 +139,32 @@ def test_evaluate_agrees_with_training_and_with_predict(birds: Path, run: Path) 
     right = [answer["class_name"] == Path(answer["path"]).parent.name for answer in answers]
     assert sum(right) / 9 == pytest.approx(evaluation["accuracy"])
     assert sum(answers[0]["probabilities"].values()) == pytest.approx(1)
+
+
+def test_tables_list_what_was_held_out_and_what_is_wrong(birds: Path, run: Path, tmp_path: Path) -> None:
+    shown = likethat("evaluate", run, "--csv", tmp_path / "test.csv").stdout
+    assert "top-5" not in shown, "of three classes"
+    with (run / "images.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    held_out = [row for row in rows if row["part"] in ("test", "val")]
+    assert {(row["part"], row["image"]) for row in rows} == {
+        (path.relative_to(birds).parts[0], path.relative_to(birds).as_posix()) for path in birds.rglob("*.jpg")
+    }
+    answers = json.loads(likethat("predict", run, *(birds / row["image"] for row in held_out), "--json").stdout)
+    for row, answer in zip(held_out, answers["images"], strict=True):
+        assert row["class"] == Path(row["image"]).parent.name
+        assert row["predicted"] == answer["class_name"]
+        assert float(row["probability"]) == pytest.approx(answer["probability"], abs=2e-4)
+        assert row["right"] == ("yes" if row["predicted"] == row["class"] else "no")
+    assert {(row["predicted"], row["right"]) for row in rows if row["part"] == "train"} == {("", "")}
+    right = sum(row["right"] == "yes" for row in held_out if row["part"] == "test")
+    assert f"{right} of 9 are right" in shown
+    with (tmp_path / "test.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == [row for row in rows if row["part"] == "test"]
+    assert "images.csv" in json.loads((run / "manifest.json").read_text())["files"]
+    assert f"{9 - right} of 9" in (run / "report.html").read_text()
+    refused = likethat("evaluate", run, "--csv", tmp_path / "a.csv", "--interpretability", check=2)
+    assert "--csv" in one_sentence(refused.stderr)
 
 
 def test_other_data_is_evaluated_whole_and_the_same_data_elsewhere_on_its_test_part(

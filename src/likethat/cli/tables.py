@@ -76,15 +76,24 @@ def print_summary(classifier: Classifier | LoadedBaseline) -> None:
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
-    rows = [
-        ("accuracy", f"{evaluation.accuracy:.2%}"),
-        ("top-5 accuracy", f"{evaluation.top5_accuracy:.2%}"),
-        ("cross entropy", f"{evaluation.cross_entropy:.4f}"),
-    ]
+    """Print each figure and what it says."""
+    right = round(evaluation.accuracy * evaluation.images)
+    rows = [("accuracy", f"{evaluation.accuracy:.2%}: {right} of {evaluation.images} are right")]
+    if evaluation.classes >= layout.TOP5_CLASSES:
+        rows.append(("top-5 accuracy", f"{evaluation.top5_accuracy:.2%} have the true class among the likeliest five"))
+    said = f"lower is better; the true class gets {math.exp(-evaluation.cross_entropy):.1%} in the geometric mean"
+    rows.append(("cross entropy", f"{evaluation.cross_entropy:.4f}: {said}"))
     worst = sorted(evaluation.by_class.items(), key=lambda item: item[1])[:3]
-    rows += [(f"class {name}", f"{value:.1%}") for name, value in worst if value < 1]
-    rows += [(f"{true} taken for {guess}", f"{count} times") for true, guess, count in evaluation.confusions[:3]]
+    rows += [(f"class {name}", f"{value:.1%} are right") for name, value in worst if value < 1]
+    rows += [
+        (f"{true} taken for {guess}", "once" if count == 1 else f"{count} times")
+        for true, guess, count in evaluation.confusions[:3]
+    ]
     print_table(f"{evaluation.images} {IMAGES_OF.get(evaluation.part, 'images (all)')}", rows)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def print_figures(figures: Sequence[MetricFigure]) -> None:

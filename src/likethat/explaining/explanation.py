@@ -15,9 +15,10 @@ from likethat.data.decode import Box
 from likethat.errors import UserError
 from likethat.explaining.attribution import UPSAMPLING, check_method
 from likethat.explaining.boxes import PERCENTILE
+from likethat.explaining.draw.notebook import notebook_html
 from likethat.explaining.draw.page import write_explanations
-from likethat.explaining.draw.render import png, scaled
-from likethat.explaining.draw.sheet import draw_sheet
+from likethat.explaining.draw.render import pdf, png, scaled, small_png
+from likethat.explaining.draw.sheet import draw_long_sheet, draw_page_sheet
 from likethat.explaining.hiding import hide_boxes
 from likethat.explaining.matches import Match, find_matches
 from likethat.explaining.scoring import RowGroup, ScoredPicture, Sheet, SheetRow, added_up
@@ -33,22 +34,30 @@ CLOSELY = 10  # prototypes of a class that are located by another attribution th
 class Explanation(ScoredPicture):
     """A picture's scoring sheets, which can be drawn and saved."""
 
-    def figure(self, colours: str = "ember") -> Image:
-        """Draw the scoring sheets as a picture; colours='jet' gives the paper's rainbow."""
-        return draw_sheet(self, colours)
+    def figure(self, colours: str = "ember", *, long: bool = False) -> Image:
+        """Draw what counts most on one page or, with `long`, the scoring sheets of all classes; colours='jet' gives the
+        paper's rainbow."""
+        return draw_long_sheet(self, colours) if long else draw_page_sheet(self, colours)
 
-    def save(self, path: str | Path, colours: str = "ember") -> Path:
-        """Save the explanation as a page (.html), a picture (.png) or data (.json)."""
+    def png(self, colours: str = "ember", *, long: bool = False) -> bytes:
+        """Return `figure` as a PNG file. That of one page has at most 500 kB, if need be with fewer colours."""
+        image = self.figure(colours, long=long)
+        return png(image) if long else small_png(image)
+
+    def save(self, path: str | Path, colours: str = "ember", *, long: bool = False) -> Path:
+        """Save the explanation as a page (.html), a picture (.png, .pdf) or data (.json). The picture is one page for
+        mail and print or, with `long`, as long as all its sheets."""
         path = Path(path)
         if path.suffix.lower() == ".json":
             write_json(path, self.to_dict())
-        elif path.suffix.lower() == ".png":
+        elif path.suffix.lower() in (".png", ".pdf"):
+            is_png = path.suffix.lower() == ".png"
             with atomic_path(path) as temporary:
-                temporary.write_bytes(png(self.figure(colours)))
+                temporary.write_bytes(self.png(colours, long=long) if is_png else pdf(self.figure(colours, long=long)))
         elif path.suffix.lower() in (".html", ".htm"):
             write_explanations(path, [self], colours)
         else:
-            raise UserError(f"An explanation is saved as .html, .png or .json; {path} ends with none of them.")
+            raise UserError(f"An explanation is saved as .html, .png, .pdf or .json; {path} ends with none of them.")
         return path
 
     def __repr__(self) -> str:
@@ -67,8 +76,8 @@ class Explanation(ScoredPicture):
         lines += [f"{rest:+8.2f} points: {others} other prototypes"] if others else []
         return "\n".join([*lines, f"{self.predicted.logit:8.2f} points in all"])
 
-    def _repr_png_(self) -> bytes:
-        return png(self.figure())
+    def _repr_html_(self) -> str:
+        return notebook_html(self)
 
 
 def _named(group: RowGroup) -> str:

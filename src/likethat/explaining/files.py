@@ -76,7 +76,7 @@ def _read(classifier: Classifier, paths: Sequence[str], hide: Sequence[Box] = ()
     return list(map_in_threads(read, paths))
 
 
-def sheet_names(paths: Sequence[str]) -> dict[str, str]:
+def sheet_names(paths: Sequence[str], ending: str = ".png") -> dict[str, str]:
     """Return a file name for the sheet of every picture: the picture's, with its folder's where several are alike."""
     alike = Counter(Path(path).stem.lower() for path in paths)
     names: dict[str, str] = {}
@@ -89,18 +89,18 @@ def sheet_names(paths: Sequence[str]) -> dict[str, str]:
             copy += 1
             name = f"{stem}-{copy}"
         taken.add(name.lower())
-        names[path] = f"{name}.png"
+        names[path] = f"{name}{ending}"
     return names
 
 
 def save_sheets(
-    folder: Path, answers: Iterable[Explanation | Skipped], names: Mapping[str, str], colours: str
+    folder: Path, answers: Iterable[Explanation | Skipped], names: Mapping[str, str], colours: str, *, long: bool
 ) -> Iterator[Explanation | Skipped]:
     """Pass answers on once their sheets are drawn: in threads, while the network is at the next ones."""
 
     def save(answer: Explanation | Skipped) -> Explanation | Skipped:
         if isinstance(answer, Explanation) and answer.path:
-            answer.save(folder / names[answer.path], colours)
+            answer.save(folder / names[answer.path], colours, long=long)
         return answer
 
     return map_in_threads(save, answers)

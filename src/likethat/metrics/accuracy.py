@@ -24,6 +24,7 @@ class Evaluation:
     accuracy: float
     top5_accuracy: float
     cross_entropy: float
+    classes: int
     by_class: dict[str, float]
     confusions: tuple[tuple[str, str, int], ...]  # true class, predicted class, how often; most frequent first
 
@@ -66,6 +67,7 @@ def evaluate_logits(logits_NK: Tensor, label_N: Tensor, classes: Sequence[str], 
         measured["accuracy"],
         float(in_top_N.cpu().double().mean()),
         measured["cross_entropy"],
+        len(classes),
         {name: int(right_K[k]) / int(count_K[k]) for k, name in enumerate(classes) if count_K[k]},
         confusions,
     )

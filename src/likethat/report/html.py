@@ -16,13 +16,21 @@ from likethat.report.measured import read_measured
 from likethat.report.path import draw_path
 from likethat.runs import layout
 from likethat.runs.classifier import Classifier
+from likethat.runs.judged import JudgedImage
 
+MOST_WRONG = 50  # images that a report lists
 MOST_INLINE = 60  # prototypes whose pictures a report holds itself; of more it names the files in the run folder
 
 
-def write_report(run: Path, classifier: Classifier, explanations: Sequence[Explanation], part: str = "test") -> Path:
+def write_report(
+    run: Path,
+    classifier: Classifier,
+    explanations: Sequence[Explanation],
+    judged: Sequence[JudgedImage] = (),
+    part: str = "test",
+) -> Path:
     """Write report.html into the run folder: how good the model is, how it got there, what it looks for. The images
-    explained are of `part`."""
+    explained and judged are of `part`."""
     metrics = layout.read_metrics(run)
     last = {entry.get("stage"): entry for entry in metrics}
     by_class = {name: [p for p in classifier.prototypes if p.class_name == name] for name in classifier.classes}
@@ -59,6 +67,10 @@ def write_report(run: Path, classifier: Classifier, explanations: Sequence[Expla
         by_class=by_class,
         weights=weight_KP.cpu().tolist(),
         explanations=explanations,
+        judged=judged,
+        wrong={image.path: image for image in judged if image.is_wrong},
+        most_wrong=MOST_WRONG,
+        table=layout.IMAGES if (run / layout.IMAGES).is_file() else None,
         explained_images=IMAGES_OF[part],
         measurements=read_measured(run, classifier.prototypes),
         gallery=gallery,

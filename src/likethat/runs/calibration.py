@@ -62,7 +62,7 @@ class Verdict:
         if not self.informed:
             return f"Too few validation images to exclude any class {promised}"
         if len(self.classes) == 1:
-            return f"{self.classes[0]} alone {promised}"
+            return f"Only {self.classes[0]} remains plausible {promised}"
         more = len(self.classes) - MOST_NAMES
         names = ", ".join(self.classes[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
         return f"One of these {len(self.classes)} {promised}: {names}"

@@ -19,9 +19,11 @@ from likethat.models.protopnet import Output, ProtoPNet, create_protopnet, summe
 from likethat.runs import hub, layout
 from likethat.runs.calibration import LEVEL, Calibration, Verdict, likeness_of, read_calibration
 from likethat.runs.layout import RunRecord
+from likethat.runs.notebook import card, note, ranking, shown, table
 from likethat.runs.prototypes import Prototype, check_places, read_prototypes
 from likethat.runtime import exact_arithmetic, resolve_device
 
+MOST_NAMES = 10  # of classes, in a notebook
 PictureSource = str | Path | bytes | BinaryIO | Image
 
 
@@ -36,6 +38,10 @@ class Prediction:
         document = asdict(replace(self, verdict=None))
         del document["verdict"]
         return {**document, "verdict": self.verdict.to_dict()} if self.verdict else document
+
+    def _repr_html_(self) -> str:
+        promise = note(self.verdict.sentence()) if self.verdict else ""
+        return card(self.class_name, promise, ranking(self.probabilities))
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,19 @@ class Classifier:
     def __repr__(self) -> str:
         names = " + ".join(member.backbone.name for member in self.networks)
         return f"<likethat.Classifier {names}: {len(self.classes)} classes, {len(self.prototypes)} prototypes>"
+
+    def _repr_html_(self) -> str:
+        names = ", ".join(self.classes[:MOST_NAMES])
+        more = len(self.classes) - MOST_NAMES
+        sources = len({prototype.path for prototype in self.prototypes})
+        rows = {
+            "backbone": " + ".join(member.backbone.name for member in self.networks),
+            "pictures": " + ".join("{} x {}".format(*member.backbone.input_size) for member in self.networks),
+            "classes": f"{len(self.classes)}: {names}" + (f" and {more} more" if more > 0 else ""),
+            "prototypes": f"{len(self.prototypes)} from {sources} training pictures",
+            "calibrated on": f"{len(self.calibration.nonconformity)} pictures" if self.calibration else "none",
+        }
+        return card(str(self.path), table([(name, shown(value)) for name, value in rows.items()]))
 
     @property
     def networks(self) -> list[ProtoPNet]:

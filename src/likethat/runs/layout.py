@@ -32,10 +32,12 @@ REPORT = "report.html"
 CARD = "README.md"  # of a model that is given away, in place of the report
 # What `evaluate --interpretability` measured, by the part of the data that it was measured on.
 INTERPRETABILITY = {"test": "interpretability.json", "val": "interpretability-val.json"}
+IMAGES = "images.csv"  # every image: its part and class and, if it was held out, what the model takes it for
 CALIBRATION = "calibration.json"  # how validation images did, for promises about new ones
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
 MEMBERS = "members"
 MANIFEST = "manifest.json"  # digests of all these files, written last
+TOP5_CLASSES = 10  # at least, for a top-5 accuracy to say something: five are then at most half
 STATE = f"{CHECKPOINTS}/state.safetensors"
 PIXELS = f"{CHECKPOINTS}/{PIXEL_FILE}"
 SCORES = f"{CHECKPOINTS}/scores.f16"

@@ -24,7 +24,11 @@ def write_card(run: Path) -> None:
         _head(run, record, steps.get("test")),
         _introduction(run.name, record),
         _data(record),
-        _accuracy([line for line in metrics if line["stage"] == "test"], (run / layout.CALIBRATION).is_file()),
+        _accuracy(
+            [line for line in metrics if line["stage"] == "test"],
+            (run / layout.CALIBRATION).is_file(),
+            len(record.data.classes),
+        ),
         _prototypes(run, record),
         _selection(run, record, metrics),
         _limits(record, steps.get("test")),
@@ -89,7 +93,7 @@ def _data(record: RunRecord) -> str:
 {len(data.classes)} classes: {shown}{more}."""
 
 
-def _accuracy(tests: list[dict[str, Any]], calibrated: bool) -> str:
+def _accuracy(tests: list[dict[str, Any]], calibrated: bool, classes: int) -> str:
     """Report every look at the test images: those before the last were at the models this one was made of."""
     if not tests:
         return "## Accuracy\n\nNot measured: there were no test images that are new to all members."
@@ -99,14 +103,14 @@ def _accuracy(tests: list[dict[str, Any]], calibrated: bool) -> str:
             f"Test images were looked at {len(tests)} times: whenever a model was finished that this one was made of, "
             "and at its own end."
         )
+    top5 = f"| top-5 accuracy | {test['top5_accuracy']:.1%} |\n" if classes >= layout.TOP5_CLASSES else ""
     promise = "\n\nIts prediction sets are calibrated on the validation images." if calibrated else ""
     return f"""## Accuracy
 
 | measured on {test["images"]} test images | |
 |---|---|
 | accuracy | {test["accuracy"]:.1%} |
-| top-5 accuracy | {test["top5_accuracy"]:.1%} |
-| cross entropy | {test["cross_entropy"]:.3f} |
+{top5}| cross entropy | {test["cross_entropy"]:.3f} |
 
 {looks}{promise}"""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -155,6 +156,7 @@ class Corrections:
             raise Refused(409, f"There is already something called {name} beside the run; choose another name.")
         line = editor.save(out)
         entry = {"name": name, "path": str(out), "test": line["test"]["accuracy"], "images": line["test"]["images"]}
+        entry["command"] = shlex.join(["likethat", "serve", str(out)])
         self.saved.append(entry)
         return entry
 

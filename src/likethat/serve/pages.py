@@ -15,7 +15,6 @@ from likethat.explaining.attribution import TITLES, UPSAMPLING, check_method
 from likethat.explaining.boxes import PERCENTILE, SEEN_ALONE
 from likethat.explaining.draw.heat import colour_table
 from likethat.explaining.draw.page import render_explanation
-from likethat.explaining.draw.render import png
 from likethat.explaining.explanation import Explanation, Options
 from likethat.explaining.hiding import MOST_HIDDEN, read_box
 from likethat.serve.answers import Question
@@ -32,7 +31,7 @@ Hide = Annotated[list[str], Query(max_length=MOST_HIDDEN)]  # x0,y0,x1,y1 each, 
 SHELLS = ("/", "/ask/{id}", "/browse", "/prototypes/{id}", "/correct", "/api")
 PICTURE_AGE = {"Cache-Control": "private, max-age=300"}
 DOWNLOADS: dict[str, tuple[str, Callable[[Explanation], bytes]]] = {
-    "png": ("image/png", lambda explanation: png(explanation.figure())),
+    "png": ("image/png", lambda explanation: explanation.png()),
     "html": ("text/html; charset=utf-8", render_explanation),
     "json": ("application/json", lambda explanation: json.dumps(explanation.to_dict(), indent=1).encode()),
 }

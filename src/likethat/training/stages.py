@@ -30,6 +30,11 @@ from likethat.training.plan import PlanEntry, title_of
 from likethat.training.project import project
 from likethat.training.state import RunState
 
+PIECED = (
+    "note: from here on a piece of another picture covers part of each view, so the training accuracy falls; "
+    "the validation accuracy is of whole pictures"
+)
+
 
 def begin_epoch(state: RunState, stage: str, train: Images, config: Config) -> None:
     """Let tied prototypes follow the network: each epoch starts with what it makes of their patches now."""
@@ -58,6 +63,8 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float)
     shown = f"accuracy train {means['accuracy']:.1%}, validation {measured['accuracy']:.1%}"
     note = f"; {course.display.note}" if course.display.note else ""
     course.display.line(f"{title}: {costs}; {shown}{note}")
+    if entry.stage == "joint" and entry.epoch == 0 and course.config.augment.cutmix > 0:
+        course.display.line(PIECED)
     state.batch, state.totals = 0, {}
 
 

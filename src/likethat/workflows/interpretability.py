@@ -23,6 +23,7 @@ from likethat.runs import layout
 from likethat.runs.atomic_files import write_json
 from likethat.runs.classifier import Classifier
 from likethat.runs.data import is_training_data, open_held_out_data, open_out_of_distribution, open_test_data
+from likethat.runs.judged import judge
 from likethat.runs.lock import lock_run
 from likethat.runs.manifest import update_manifest
 from likethat.workflows.run_conclusion import explain_some
@@ -93,7 +94,9 @@ def evaluate_interpretability(
     if own:
         with lock_run(classifier.path):
             write_json(classifier.path / layout.INTERPRETABILITY[part], result.to_dict())
-            write_report(classifier.path, classifier, explain_some(classifier, dataset.root, samples, logits_NK), part)
+            judged = judge(part, samples, classifier.classes, logits_NK)
+            examples = explain_some(classifier, dataset.root, samples, logits_NK)
+            write_report(classifier.path, classifier, examples, judged, part)
             update_manifest(classifier.path, layout.INTERPRETABILITY[part], layout.REPORT)
     return result
 

@@ -1,8 +1,9 @@
-"""How a run ends: calibration, test accuracy, metrics.jsonl, report and manifest, however its model was made."""
+"""How a run ends: calibration, test accuracy, images.csv, metrics.jsonl, report and manifest, however it was made."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from likethat.data.dataset import DataSet, Sample
 from likethat.explaining.explanation import Explanation, explain_batch
 from likethat.metrics.accuracy import Evaluation, evaluate_logits
 from likethat.report.html import write_report
+from likethat.runs import layout
 from likethat.runs.calibration import fit_calibration, write_calibration
 from likethat.runs.classifier import Classifier, load
+from likethat.runs.judged import judge, write_judged
 from likethat.runs.manifest import write_manifest
 from likethat.training.state import write_metrics
 
@@ -24,7 +27,7 @@ EXPLAINED = 4  # images in the report
 def conclude(
     run: Path, metrics: list[dict[str, Any]], dataset: DataSet, logits_NK: Tensor, val_NK: Tensor | None
 ) -> tuple[Classifier, Evaluation]:
-    """Write calibration, test accuracy, metrics.jsonl, report and manifest of a run that has models and prototypes.
+    """Write calibration, test accuracy, images.csv, metrics.jsonl, report and manifest of a run that has its model.
 
     `logits_NK` are those of the test images, `val_NK` those of the validation images, if there are any that no network
     of the run was trained on.
@@ -35,7 +38,10 @@ def conclude(
     evaluation = evaluate_logits(logits_NK, label_N, dataset.classes, "test")
     write_metrics(run, [*metrics, {"stage": "test", **evaluation.to_dict()}])
     classifier = load(run, str(logits_NK.device))
-    write_report(run, classifier, explain_some(classifier, dataset.root, dataset.test, logits_NK))
+    judged = judge("test", dataset.test, dataset.classes, logits_NK)
+    others = judge("val", dataset.val, dataset.classes, val_NK), judge("train", dataset.train, dataset.classes, None)
+    write_judged(run / layout.IMAGES, chain(judged, *others))
+    write_report(run, classifier, explain_some(classifier, dataset.root, dataset.test, logits_NK), judged)
     write_manifest(run)
     return classifier, evaluation
 

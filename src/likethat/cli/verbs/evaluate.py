@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from likethat.cli.arguments import DONE, add_verb, answer, display_of
+from likethat.distributed import is_main_process
 from likethat.errors import UserError
 
 
 def evaluate(args: argparse.Namespace) -> int:
     """Measure the accuracy of a run on its test images or on other data and, on request, its explanations."""
     if args.interpretability:
+        if args.csv:
+            raise UserError("--csv lists what the model takes images for; leave out --interpretability.")
         return _interpretability(args)
     if args.part != "test":
         raise UserError("--part is a matter of --interpretability; add that, or leave out --part.")
@@ -19,9 +23,12 @@ def evaluate(args: argparse.Namespace) -> int:
         raise UserError("Other pictures are a matter of --interpretability; add that, or leave out --ood.")
     from likethat.cli.tables import print_evaluation
     from likethat.runs.data import load_run
+    from likethat.runs.judged import write_judged
     from likethat.workflows.evaluate import evaluate_run
 
-    evaluation = evaluate_run(load_run(args.run, args.device), args.data, display_of(args))
+    evaluation, judged = evaluate_run(load_run(args.run, args.device), args.data, display_of(args))
+    if args.csv and is_main_process():
+        write_judged(args.csv, judged)
     answer(args, evaluation.to_dict(), lambda: print_evaluation(evaluation))
     return DONE
 
@@ -47,6 +54,9 @@ def _interpretability(args: argparse.Namespace) -> int:
 
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "evaluate", evaluate, run=True, data=True, json=True, together=True)
+    verb.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write what each image is, and what the model takes it for, as a table"
+    )
     verb.add_argument("--interpretability", action="store_true", help="measure the explanations too (docs/metrics.md)")
     verb.add_argument(
         "--part",

@@ -29,12 +29,14 @@ def explain(args: argparse.Namespace) -> int:
     with whole_folder(out, is_explanations, overwrite=args.overwrite) if out else nullcontext() as folder:
         classifier = load(args.run, args.device)
         paths, skipped = find_pictures(args.images)
-        names = sheet_names(paths) if folder else {}
+        names = sheet_names(paths, ".pdf" if args.pdf else ".png") if folder else {}
         hide = [read_box(text) for text in args.hide]
         options = Options(args.top_classes, args.against, level=args.level, attribution=args.attribution)
         with display_of(args).task("explaining") as advance:
             answers = explain_files(classifier, paths, options, advance, hide=hide)
-            answered = list(save_sheets(folder, answers, names, args.colours) if folder else answers)
+            if folder:
+                answers = save_sheets(folder, answers, names, args.colours, long=args.long)
+            answered = list(answers)
         skipped += [found for found in answered if isinstance(found, Skipped)]
         explanations = [found for found in answered if not isinstance(found, Skipped)]
         tell_skipped(skipped)
@@ -96,6 +98,8 @@ def add(verbs: Any) -> None:
         metavar="X0,Y0,X1,Y1",
         help="paint this part over first, in pixels of the picture; may be given several times",
     )
+    verb.add_argument("--long", action="store_true", help="draw all classes on each sheet, not one page under 500 kB")
+    verb.add_argument("--pdf", action="store_true", help="draw the sheets as PDF instead of PNG")
     verb.add_argument("--maps", action="store_true", help="put the similarity maps into the JSON document")
     verb.add_argument(
         "--colours", choices=("ember", "jet"), default="ember", help="colours of activation maps (default: ember)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -10,12 +11,14 @@ from PIL import Image, ImageDraw, ImageFont
 from likethat.explaining.attribution import TITLES
 from likethat.explaining.boxes import SEEN_ALONE
 from likethat.explaining.draw.heat import overlay
-from likethat.explaining.draw.render import cut_out, draw_box, fit, in_shares, read_picture, scaled
+from likethat.explaining.draw.render import cut_out, draw_box, fit, in_shares, read_picture, scaled, shrink
 from likethat.explaining.matches import Match
 from likethat.explaining.scoring import RowGroup, ScoredPicture, Sheet
 
 SCALE = 2  # pixels per unit, for screens and paper with fine dots
-MOST_ROWS = 10
+MOST_ROWS = 10  # of each class on a long sheet
+PAGE_ROWS = 6  # of all classes together on a sheet of one page
+PAGE_WIDTH = 1386  # pixels of a sheet of one page: 168 a inch on A4
 INK, SOFT, LINE, PAPER, ACCENT, DOUBT = "#1c2024", "#6b7280", "#e2e5e9", "#ffffff", "#0f766e", "#b42318"
 MARGIN, PICTURE, GAP = 32, 88, 14
 COLUMNS = ("Your picture", "This part", "looks like that", "Training picture")
@@ -68,15 +71,28 @@ def one_line(text: str, width: float, size: int) -> str:
     return text
 
 
-def draw_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Image:
-    heights = [_height(sheet) for sheet in explanation.classes]
+def draw_page_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Image:
+    """Draw what counts most on one page: the strongest lines of the prediction and of the rival, if there is one."""
+    names = {explanation.predicted.name, explanation.rival}
+    sheets = [sheet for sheet in explanation.classes if sheet.name in names]
+    image = _draw(explanation, sheets, PAGE_ROWS // len(sheets), colours)
+    return shrink(image, round(PAGE_WIDTH * max(image.size) / image.width))
+
+
+def draw_long_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Image:
+    """Draw the lines of every explained class, below one another."""
+    return _draw(explanation, explanation.classes, MOST_ROWS, colours)
+
+
+def _draw(explanation: ScoredPicture, sheets: Sequence[Sheet], most: int, colours: str) -> Image.Image:
+    heights = [_height(sheet, most) for sheet in sheets]
     head = 228 if explanation.sees_windows else 210
     canvas = SheetCanvas(head + sum(heights) + 24)
     _draw_head(canvas, explanation)
     canvas.y = head
-    for sheet, height in zip(explanation.classes, heights, strict=True):
+    for sheet, height in zip(sheets, heights, strict=True):
         start = canvas.y
-        _draw_class(canvas, explanation, sheet, colours)
+        _draw_class(canvas, explanation, sheet, most, colours)
         canvas.y = start + height
     return canvas.image
 
@@ -106,12 +122,12 @@ def _draw_head(canvas: SheetCanvas, explanation: ScoredPicture) -> None:
         canvas.text(x, 196, SEEN_ALONE, 12, SOFT)
 
 
-def _height(sheet: Sheet) -> int:
-    groups, others, _ = sheet.main_groups(MOST_ROWS)
+def _height(sheet: Sheet, most: int) -> int:
+    groups, others, _ = sheet.main_groups(most)
     return 84 + len(groups) * (PICTURE + GAP) + (26 if others else 0) + 60
 
 
-def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, colours: str) -> None:
+def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, most: int, colours: str) -> None:
     canvas.line(canvas.y)
     width = WIDTH - 2 * MARGIN
     title = one_line(f"Evidence for {sheet.name}", width - 180, 18)
@@ -122,7 +138,7 @@ def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, c
     for x, name in _number_columns("Similarity", "x", "Connection", "=", "Points"):
         canvas.text(x, canvas.y + 58, name, 11, SOFT, anchor="ra")
     canvas.y += 80
-    groups, others, rest = sheet.main_groups(MOST_ROWS)
+    groups, others, rest = sheet.main_groups(most)
     for group in groups:
         _draw_group(canvas, explanation, sheet, group, colours)
         canvas.y += PICTURE + GAP

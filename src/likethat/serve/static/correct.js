@@ -6,7 +6,7 @@ import { small } from "./stage.js";
 
 export async function correct(page) {
   const { main, run, signal } = page;
-  document.title = `Correct ${run.name}`;
+  document.title = `Edit ${run.name}`;
   let state = await request("/api/edit", { signal });
   if (state.state === "closed" || state.state === "failed") {
     main.replaceChildren(invitation(page, state));
@@ -31,9 +31,9 @@ function invitation(page, state) {
       start.disabled = false;
       start.after(problemBox(error));
     }
-  } }, state.state === "failed" ? "Try again" : "Start correcting");
+  } }, state.state === "failed" ? "Try again" : "Start editing");
   return make("div", { class: "welcome" },
-    make("h1", {}, "Correct what the model looks at"),
+    make("h1", {}, "Edit what the model looks at"),
     make("p", { class: "soft" }, "You can ban a prototype that shows background, a ruler or a text mark. You can merge duplicates, name a prototype, or put another patch of its class in its place. ",
       "The last layer is solved again at once, and you see what that does to accuracy and to your picture. The run itself is never changed: your corrections are saved as a new run."),
     state.state === "failed" ? make("div", { class: "problem", role: "alert" }, make("strong", {}, "The images cannot be opened. "), state.problem) : "",
@@ -149,7 +149,7 @@ class Corrections {
           this.state.saved.push(saved);
           say(`Saved as ${saved.name}`);
           this.note.replaceChildren(make("div", { class: "done saved" }, make("b", {}, `Saved as ${saved.name}. `),
-            `It was judged on ${saved.images} test images for the first time: ${percent(saved.test)} are right. Look at it with `, make("code", {}, `likethat serve ${saved.path}`)));
+            `It was judged on ${saved.images} test images for the first time: ${percent(saved.test)} are right. Look at it with `, make("code", {}, saved.command)));
           this.drawBar();
         } catch (error) {
           button.disabled = false;

@@ -9,7 +9,7 @@ export function pledge({ verdict, matches }, choose) {
   }
   const level = make("select", { onchange: () => choose(level.value === "0.95" ? null : level.value) },
     ...[...new Set([0.8, 0.9, 0.95, 0.99, verdict.level])].sort().map((value) => make("option", { value, selected: value === verdict.level }, `${100 * value} %`)));
-  const holds = make("label", {}, "Holds for", level, "of pictures");
+  const holds = make("label", {}, "Confidence level", level);
   const { prototype: id, class: name, similarity } = verdict.nearest;
   const nearest = ["Nearest is ", make("a", { href: `/prototypes/${id}` }, title(id, matches[id]?.name)), ` of ${pretty(name)}, similarity ${signed(similarity)}.`];
   const names = verdict.prediction_set.map((name, number) => [number ? (number === verdict.prediction_set.length - 1 ? " or " : ", ") : "", make("b", {}, pretty(name))]);
@@ -22,6 +22,6 @@ export function pledge({ verdict, matches }, choose) {
   if (!verdict.informed) {
     return make("p", { class: "pledge unknown" }, make("span", {}, "There were too few validation pictures to exclude any class at this level."), holds);
   }
-  if (verdict.prediction_set.length === 1) return make("p", { class: "pledge" }, make("span", {}, names, " and no other class."), holds);
+  if (verdict.prediction_set.length === 1) return make("p", { class: "pledge" }, make("span", {}, "Only ", names, " remains plausible."), holds);
   return make("p", { class: "pledge several" }, make("span", {}, `One of these ${verdict.prediction_set.length}: `, names, "."), holds);
 }

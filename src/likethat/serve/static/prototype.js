@@ -49,7 +49,7 @@ export async function prototype(page) {
       make("div", {},
         make("p", { class: "soft" }, `A part of ${pretty(entry.class)}`),
         make("h1", {}, title(entry.id, entry.name)),
-        make("p", {}, make("a", { class: "button", href: `/correct?prototype=${entry.id}` }, "Correct this prototype")),
+        make("p", {}, make("a", { class: "button", href: `/correct?prototype=${entry.id}` }, "Edit this prototype")),
         make("img", { class: "crop-large", src: entry.crop, alt: "the patch alone" }),
         make("dl", { class: "told" }, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])))),
     entry.train ? [strip("training", entry.train, entry.class), strip("test", entry.test, entry.class)].reduce((all, one) => { all.append(one); return all; }, document.createDocumentFragment()) : noAtlas(page),

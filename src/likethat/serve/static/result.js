@@ -98,11 +98,11 @@ class View {
       ...MODES.map(([mode, text]) => make("label", {},
         make("input", { type: "radio", name: "mode", value: mode, checked: mode === this.mode, onchange: () => this.setMode(mode) }), make("span", {}, text))));
     const percentile = Number(this.asked.percentile ?? 95);
-    const output = make("output", { for: "percentile" }, `${percentile} %`);
+    const output = make("output", { for: "percentile" }, `${100 - percentile} %`);
     const change = debounce(120, (value) => this.setPercentile(value));
-    this.slider = make("label", { class: "slider" }, make("span", {}, "Box leaves out"),
+    this.slider = make("label", { class: "slider" }, make("span", {}, "Box around the strongest"),
       make("input", { type: "range", id: "percentile", min: 50, max: 99, step: 0.5, value: percentile,
-        oninput: (event) => { output.textContent = `${event.target.value} %`; change(event.target.value); } }), output);
+        oninput: (event) => { output.textContent = `${100 - event.target.value} %`; change(event.target.value); } }), output);
     this.left.replaceChildren(
       make("div", { class: "two-up" },
         make("figure", {}, this.own.node, this.caption),
@@ -283,7 +283,7 @@ class View {
     this.source.picture(match.source, match.source_size, `training picture of ${pretty(match.class)}`);
     this.source.box(match.source_box);
     this.sourceCaption.replaceChildren(make("b", {}, "looks like that"), " ",
-      make("a", { href: `/prototypes/${id}` }, title(id, match.name)), ` of ${pretty(match.class)} · `, make("a", { href: `/correct?prototype=${id}&picture=${this.answer.id}` }, "correct"));
+      make("a", { href: `/prototypes/${id}` }, title(id, match.name)), ` of ${pretty(match.class)} · `, make("a", { href: `/correct?prototype=${id}&picture=${this.answer.id}` }, "edit"));
   }
 
   setMode(mode) {
