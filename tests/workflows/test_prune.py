@@ -126,6 +126,7 @@ def test_the_last_layer_is_optimal_again(pruned: Path) -> None:
         classifier.networks[0].prototype_layer.class_P,
         lam=settings.l1,
         ridge=settings.ridge,
+        own_positive=settings.own_positive,
     )
     assert residual < 2e-5
 
@@ -247,7 +248,7 @@ def by_loop(run: Path, lam: float, least: int, target: int) -> list[list[int]]:
 
     def solve(keep: list[int]) -> Tensor:
         class_p = torch.tensor([belongs[p] for p in keep])
-        settings = {"lam": lam, "ridge": config.train.ridge}
+        settings = {"lam": lam, "ridge": config.train.ridge, "own_positive": config.train.own_positive}
         return solve_last_layer(fair(keep), label, class_p, len(classifier.classes), **settings).weight_KP
 
     keep = list(range(len(belongs)))

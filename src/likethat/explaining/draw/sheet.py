@@ -69,12 +69,12 @@ def one_line(text: str, width: float, size: int) -> str:
 
 
 def draw_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Image:
-    heights = [_height(sheet) for sheet in explanation.classes]
+    heights = [_height(sheet) for sheet in explanation.sheets]
     head = 228 if explanation.sees_windows else 210
     canvas = SheetCanvas(head + sum(heights) + 24)
     _draw_head(canvas, explanation)
     canvas.y = head
-    for sheet, height in zip(explanation.classes, heights, strict=True):
+    for sheet, height in zip(explanation.sheets, heights, strict=True):
         start = canvas.y
         _draw_class(canvas, explanation, sheet, colours)
         canvas.y = start + height
@@ -114,9 +114,12 @@ def _height(sheet: Sheet) -> int:
 def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, colours: str) -> None:
     canvas.line(canvas.y)
     width = WIDTH - 2 * MARGIN
-    title = one_line(f"Evidence for {sheet.name}", width - 180, 18)
+    title = one_line(sheet.title, width - 280, 18)
     canvas.text(MARGIN, canvas.y + 18, title, 18, bold=True)
-    canvas.text(WIDTH - MARGIN, canvas.y + 22, f"probability {sheet.probability:.1%}", 13, SOFT, anchor="ra")
+    aside = (
+        f"probability {sheet.probability:.1%}" if sheet.rival is None else "connections: to the one less to the other"
+    )
+    canvas.text(WIDTH - MARGIN, canvas.y + 22, aside, 13, SOFT, anchor="ra")
     for number, name in enumerate((*COLUMNS, TITLES[explanation.attribution])):
         canvas.text(MARGIN + number * (PICTURE + GAP) + PICTURE / 2, canvas.y + 58, name, 11, SOFT, anchor="ma")
     for x, name in _number_columns("Similarity", "x", "Connection", "=", "Points"):
@@ -132,7 +135,7 @@ def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, c
         canvas.text(WIDTH - MARGIN, canvas.y + 2, f"{rest:+.2f}", 15, SOFT, anchor="ra")
         canvas.y += 26
     canvas.line(canvas.y + 2)
-    canvas.text(MARGIN, canvas.y + 14, one_line(f"Total points for {sheet.name}", width - 120, 15), 15, bold=True)
+    canvas.text(MARGIN, canvas.y + 14, one_line(sheet.total_title, width - 120, 15), 15, bold=True)
     canvas.text(WIDTH - MARGIN, canvas.y + 14, f"{sheet.logit:.2f}", 15, ACCENT, anchor="ra", bold=True)
 
 
