@@ -53,6 +53,7 @@ class VerdictAnswer(BaseModel):
     unlike: bool = Field(description="whether the picture is unlike everything known")
     abstains: bool
     nearest: NearestAnswer
+    remedy: str | None = Field(None, description="what a higher level takes, where validation images are too few")
 
 
 class ImageAnswer(BaseModel):
