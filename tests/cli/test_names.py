@@ -53,8 +53,8 @@ def test_every_encoding_of_the_terminal_will_do(
     assert shown in said(monkeypatch, encoding, "explain", run, picture, *cpu, "--out", tmp_path / "out")
     assert (tmp_path / "out" / f"{picture.stem}.png").is_file()
     evaluation = said(monkeypatch, encoding, "evaluate", run, *cpu)
-    assert "class M\\udcf6we" in evaluation
-    assert ("class K\\xe4uzchen" if encoding == "ascii" else "class K\u00e4uzchen") in evaluation
+    assert "M\\udcf6we" in evaluation
+    assert ("K\\xe4uzchen" if encoding == "ascii" else "K\u00e4uzchen") in evaluation
     shutil.copy(picture, birds / "train" / CLASS)
     assert f"problem: test/{shown}: the same file as" in said(monkeypatch, encoding, "data", "check", birds, check=1)
     (image,) = json.loads(said(monkeypatch, encoding, "predict", run, picture, *cpu, "--json"))["images"]
@@ -64,7 +64,7 @@ def test_every_encoding_of_the_terminal_will_do(
 def test_a_replaced_stdout_is_left_as_it_is(run: Path) -> None:
     with redirect_stdout(io.StringIO()) as stdout:
         assert main(["evaluate", str(run), "--device", "cpu"]) == 0
-    assert f"class {CLASS}" in stdout.getvalue()
+    assert CLASS in stdout.getvalue()
 
 
 def test_pages_and_the_card_show_question_marks(run: Path, tmp_path: Path) -> None:

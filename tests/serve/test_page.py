@@ -168,6 +168,9 @@ def test_a_hidden_part_changes_the_points_live(
     page.open("/", ".zone")
     page.upload(pictures[0])
     before = explain(classifier, pictures[0])
+    page.all(".evidence-row")
+    address = page.driver.current_url.removeprefix(page.base)
+    page.open(f"{address}?class={before.predicted.name}", ".evidence-row")
     lead = before.predicted.groups[0].lead.match
 
     def expected(*shares: tuple[float, ...]) -> tuple[str, list[str]]:
@@ -327,7 +330,7 @@ def test_browse_search_and_one_prototype(page: Page, client: httpx.Client, run: 
     page.click(".card")
     page.all(".one-prototype")
     entry = client.get(page.driver.current_url.replace("/prototypes/", "/api/prototypes/")).json()
-    assert len(page.all(".neighbours li")) == len(entry["train"]) + len(entry["test"])
+    assert len(page.all(".neighbours li")) == len(entry["train"]) + len(entry["val"])
     page.until(
         lambda: page.driver.execute_script(
             "return [...document.images].filter(i => i.loading != 'lazy').every(i => i.complete && i.naturalWidth)"
