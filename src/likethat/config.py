@@ -108,6 +108,9 @@ class TrainConfig:
     place: float = _option(1.0, "weight of the place cost: prototypes are found on the part that they were cut from")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
     ridge: float = _option(1e-4, "weight of the pull of connections to 1 (own class) or 0; makes the optimum exist")
+    own_positive: bool = _option(
+        True, "keep connections to the own class at 0 or above: looking like a class never speaks against it"
+    )
     last_layer_views: int = _option(4, "views of every training image that the last layer learns from")
     compile: bool | None = _option(
         None,
@@ -130,6 +133,7 @@ DEFAULTS_OF_OLDER_RUNS = {
     "place": 0.0,
     "cutmix": 0.0,
     "last_layer_views": 1,
+    "own_positive": False,
 }
 
 # Options by the names that they have in the configurations of older runs.
@@ -190,6 +194,7 @@ def paper(backbone: str) -> Config:
             locality=0.0,
             place=0.0,
             l1=1e-4,
+            own_positive=False,
         ),
     )
 

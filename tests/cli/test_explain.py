@@ -263,7 +263,7 @@ def test_a_printed_explanation_is_a_summary(run: Path, pictures: list[Path]) -> 
     assert len(repr(explanation)) < 300
     points = [float(line.split()[0]) for line in text.splitlines() if " points" in line]
     assert sum(points[:-1]) == pytest.approx(points[-1], abs=0.05)
-    assert points[-1] == pytest.approx(explanation.predicted.logit, abs=0.01)
+    assert points[-1] == pytest.approx(explanation.difference().logit, abs=0.01)
 
 
 def test_objects_show_themselves_in_notebooks(run: Path, pictures: list[Path]) -> None:

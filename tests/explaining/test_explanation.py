@@ -127,7 +127,10 @@ def test_nearest_prototypes_are_those_with_the_highest_similarity(classifier: Cl
 def test_document_survives_json(classifier: Classifier, picture: Path) -> None:
     explanation = explain(classifier, picture, top_classes=2)
     document = json.loads(json.dumps(explanation.to_dict(maps=True)))
-    assert set(document) == {"path", "predicted", "attribution", "classes", "nearest", "maps"}
+    assert set(document) == {
+        *("path", "predicted", "attribution", "classes", "nearest", "maps"),
+        *("against", "difference", "difference_groups"),
+    }
     assert document["path"] == str(picture)
     assert len(document["classes"]) == 2
     for entry in document["classes"]:
@@ -158,6 +161,42 @@ def test_comparison_adds_up_to_the_lead(classifier: Classifier, picture: Path) -
     assert sum(group["points"] for group in document["difference_groups"]) == pytest.approx(lead.logit, abs=1e-4)
 
 
+def test_what_decides_comes_first(classifier: Classifier, picture: Path, tmp_path: Path) -> None:
+    """The lead over the runner-up, prototype by prototype, before any class's total, wherever it is shown."""
+    explanation = explain(classifier, picture)
+    best, second, _ = explanation.classes
+    assert explanation.rival == explanation.to_dict()["against"] == second.name
+    lead = explanation.sheets[0]
+    assert explanation.sheets[1:] == explanation.classes
+    assert lead.title == f"Why {best.name} and not {second.name}"
+    assert lead.logit == best.logit - second.logit
+    points = {}
+    for sign, sheet in ((1, best), (-1, second)):
+        for row in sheet.rows:
+            points[row.match.prototype.id] = points.get(row.match.prototype.id, 0) + sign * row.points
+    assert {row.match.prototype.id: row.points for row in lead.rows} == pytest.approx(points)
+
+    html = explanation.save(tmp_path / "why.html").read_text()
+    titles = [lead.title, *(f"Evidence for {sheet.name}" for sheet in explanation.classes)]
+    places = [html.index(f"<h3>{title}</h3>") for title in titles]
+    assert places == sorted(places)
+    opened = [html.rindex("<details", 0, place) for place in places]
+    assert ["open>" in html[start:place] for start, place in zip(opened, places, strict=True)] == [
+        True,
+        *[False] * 3,
+    ]
+    lines = str(explanation).splitlines()
+    assert lines[1] == f"{lead.title}:"
+    assert lines[-1].strip() == f"{lead.logit:+.2f} points ahead: {best.logit:.2f} against {second.logit:.2f}"
+    alone = explain(classifier, picture, top_classes=1)
+    assert alone.sheets == alone.classes
+    assert explanation.figure().height > explain(classifier, picture, top_classes=2).figure().height
+
+    first = explanation.figure()
+    without = replace(explanation, rival=None).figure()
+    assert first.height - without.height > 200, "the picture has one sheet more"
+
+
 def test_prediction_compared_with_itself_is_compared_with_the_runner_up(classifier: Classifier, picture: Path) -> None:
     order = [sheet.name for sheet in explain(classifier, picture).classes]
     assert explain(classifier, picture, top_classes=1, against=order[0]).rival == order[1]
@@ -170,7 +209,7 @@ def test_mistakes_get_a_sentence(classifier: Classifier, picture: Path, tmp_path
         explain(classifier, picture, against="XYZ")
     with pytest.raises(UserError, match="At least 1 class"):
         explain(classifier, picture, top_classes=0)
-    explanation = explain(classifier, picture)
+    explanation = explain(classifier, picture, top_classes=1)
     with pytest.raises(UserError, match="against=CLASS"):
         explanation.difference()
     with pytest.raises(UserError, match=r"\.html, \.png, \.pdf or \.json"):
@@ -309,7 +348,8 @@ def test_figure_has_room_for_every_row_and_strange_names(tmp_path: Path) -> None
     names = ("a\nb\x00" * 40, "Grünfink <b>", "普通翠鸟")
     run = make_run(tmp_path, names, per_class=5, nonzero=1.0)
     explanation = explain(load(run.path, "cpu"), run.root / run.samples[0].path)
-    figures = [replace(explanation, classes=explanation.classes[:count]).figure(long=True) for count in (1, 2, 3)]
+    classes = explanation.classes
+    figures = [replace(explanation, classes=classes[:count], rival=None).figure(long=True) for count in (1, 2, 3)]
     heights = [figure.height for figure in figures]
     for count in (2, 3):
         groups, others, _ = explanation.classes[count - 1].main_groups(10)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.runs import DEFAULT, make_tiny_birds
+from helpers.runs import DEFAULT, PAPER, make_tiny_birds
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -66,6 +66,23 @@ def test_the_set_is_in_order_and_may_be_empty() -> None:
     assert calibration.prediction_set([0.2, 0.6, 0.2], 0.8) == [1, 0, 2], "3 images exclude nothing at 80 %"
     assert calibration.informs(0.75)
     assert not calibration.informs(0.8)
+
+
+@pytest.mark.parametrize(
+    ("count", "usual"), [(3, 0.8), (4, 0.8), (8, 0.8), (9, 0.9), (18, 0.9), (19, 0.95), (99, 0.95)]
+)
+def test_the_usual_level_is_one_that_the_images_support(count: int, usual: float) -> None:
+    calibration = Calibration((0.5,) * count, (1.0,) * count)
+    assert calibration.usual_level == usual
+    assert calibration.informs(usual) == (count >= 4)
+    remedy = calibration.remedy(None, Path("my run"))
+    assert remedy == (
+        f"95 % takes 19 validation images, and there are {count}: `likethat calibrate 'my run' --data DATA` takes more"
+        if count < 19
+        else ""
+    )
+    assert ("takes 99 validation" in calibration.remedy(0.99, Path("run"))) == (count < 99)
+    assert calibration.remedy(0.5, Path("run")) == ""
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, 95.0, math.nan])
@@ -221,7 +238,12 @@ def test_predict_tells_the_set_and_the_nearest_prototype(folder: Path, capsys: p
     bare = predicted(capsys, folder / "bare", *pictures)
     assert bare == [{key: value for key, value in answer.items() if key != "verdict"} for answer in answers]
     assert main(["predict", str(folder / "run"), str(pictures[0])]) == 0
-    assert "Too few validation images to exclude any class at 95 %" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "at 90 %" in told, "9 validation images support no more"
+    assert (
+        f"95 % takes 19 validation images, and there are 9: `likethat calibrate {folder / 'run'} --data DATA`" in told
+    )
+    assert "Too few" not in told
 
 
 def test_a_picture_unlike_all_is_said_to_be_so(folder: Path, tmp_path: Path) -> None:
@@ -244,6 +266,21 @@ def test_a_picture_unlike_all_is_said_to_be_so(folder: Path, tmp_path: Path) -> 
     bare = np.asarray(explain(load(folder / "bare", "cpu"), noise).figure(long=True))[head]
     assert (bare == 255).all()
     assert (np.asarray(explanation.figure(long=True))[head] != 255).any()
+
+
+@pytest.mark.parametrize("preset", [DEFAULT, PAPER], ids=["cosine", "log"])
+def test_what_the_model_was_made_of_is_known(tmp_path: Path, preset: list[str]) -> None:
+    """Sources of prototypes are no strangers, even where every validation image is more familiar and surer."""
+    birds = make_tiny_birds(tmp_path / "birds")
+    assert main(["train", str(birds), "--out", str(tmp_path / "run"), *preset]) == 0
+    model = load(tmp_path / "run", "cpu")
+    model.calibration = Calibration((-1.0,) * 99, (1e6,) * 99)
+    for path in {prototype.path for prototype in model.prototypes}:
+        prediction = model.predict(birds / path)
+        assert not prediction.verdict.unlike
+        assert prediction.verdict.classes == (prediction.class_name,)
+    others = [path for path in (birds / "test").rglob("*.jpg") if model.predict(path).verdict.unlike]
+    assert len(others) == len(list((birds / "test").rglob("*.jpg"))), "all other pictures are"
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_prototypes(run: TinyRun, client: httpx.Client) -> None:
     assert found["count"] == 2
     assert [entry["class"] for entry in found["prototypes"]] == ["wren"]
     one = client.get("/api/prototypes/3").json()
-    assert {key: value for key, value in one.items() if key not in ("train", "test")} == document["prototypes"][3]
+    assert {key: value for key, value in one.items() if key not in ("train", "val")} == document["prototypes"][3]
     assert one["train"] is None, "nobody has searched for neighbours"
     assert client.get("/api/prototypes/99").status_code == 404
 

@@ -285,5 +285,5 @@ def test_neighbours_are_searched_for_on_request(run: Path) -> None:
         assert len(page.all(".neighbours li")) == 10
         entry = client.get("/api/prototypes/1").json()
         assert entry["purity"] == sum(found["class"] == entry["class"] for found in entry["train"]) / 5
-        assert client.get(entry["test"][0]["picture"]).headers["content-type"] == "image/webp"
+        assert client.get(entry["val"][0]["picture"]).headers["content-type"] == "image/webp"
     assert digests(run) == before

@@ -69,6 +69,8 @@ def test_upload_point_switch_compare_and_reload(
     assert best in page.text("h1")
     assert f"{100 * prediction.probability:.1f} %" in page.text("h1")
     assert len(page.all(".classes li")) == len(prediction.probabilities)
+    second = sorted(prediction.probabilities, key=prediction.probabilities.__getitem__)[-2].replace("_", " ")
+    assert page.text(".evidence h2") == f"Why {best} and not {second}", "what decides comes first"
 
     answer = client.get("/api/pictures/" + page.driver.current_url.rpartition("/")[2]).json()
     boxes = []
@@ -101,7 +103,7 @@ def test_upload_point_switch_compare_and_reload(
     page.until(lambda: page.text(".evidence h2") == f"Evidence for {name}", "the other class")
     assert best in page.text("h1"), "the verdict is still the model's"
     page.click("#compare option[value]:nth-child(2)")
-    page.until(lambda: "rather than" in page.text(".evidence h2"), "the comparison")
+    page.until(lambda: "and not" in page.text(".evidence h2"), "the comparison")
     address, shown = page.driver.current_url, page.text(".evidence")
     page.driver.refresh()
     page.all(".evidence-row")
@@ -117,8 +119,8 @@ def test_the_network_is_asked_where_the_evidence_lies(page: Page, run: Path, pic
     page.all(".evidence-row")
     for method in ("gradient", "occlusion"):
         page.click(f"#attribution option[value={method}]")
-        sheet = explain(load(run, "cpu"), pictures[0], attribution=method).predicted
-        boxes = {str(row.match.prototype.id): row.match.share for row in sheet.rows}
+        sheets = explain(load(run, "cpu"), pictures[0], attribution=method).classes[:2]
+        boxes = {str(row.match.prototype.id): row.match.share for sheet in sheets for row in sheet.rows}
 
         def is_lit(boxes: dict[str, Any] = boxes) -> bool:
             row = page.one(".evidence-row")
@@ -167,6 +169,9 @@ def test_a_hidden_part_changes_the_points_live(
     page.open("/", ".zone")
     page.upload(pictures[0])
     before = explain(classifier, pictures[0])
+    page.all(".evidence-row")
+    address = page.driver.current_url.removeprefix(page.base)
+    page.open(f"{address}?class={before.predicted.name}", ".evidence-row")
     lead = before.predicted.groups[0].lead.match
 
     def expected(*shares: tuple[float, ...]) -> tuple[str, list[str]]:
@@ -299,7 +304,7 @@ def test_keyboard_alone(page: Page, pictures: list[Path]) -> None:
     assert f"/prototypes/{second}" in page.one(".two-up a").get_attribute("href")
     page.driver.execute_script("document.getElementById('compare').focus()")
     page.press(Keys.ARROW_DOWN)
-    page.until(lambda: "rather than" in page.text(".evidence h2"), "the comparison")
+    page.until(lambda: "and not" in page.text(".evidence h2"), "the comparison")
     page.until(lambda: page.focused() == "compare", "focus where it was")
     unnamed = page.driver.execute_script("""
         const name = (e) => e.getAttribute("aria-label") || e.title || e.textContent.trim() ||
@@ -326,7 +331,7 @@ def test_browse_search_and_one_prototype(page: Page, client: httpx.Client, run: 
     page.click(".card")
     page.all(".one-prototype")
     entry = client.get(page.driver.current_url.replace("/prototypes/", "/api/prototypes/")).json()
-    assert len(page.all(".neighbours li")) == len(entry["train"]) + len(entry["test"])
+    assert len(page.all(".neighbours li")) == len(entry["train"]) + len(entry["val"])
     page.until(
         lambda: page.driver.execute_script(
             "return [...document.images].filter(i => i.loading != 'lazy').every(i => i.complete && i.naturalWidth)"

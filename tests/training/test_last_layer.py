@@ -32,7 +32,7 @@ def duplicated_columns(seed: int) -> Problem:
     return score_NP, label_N, class_P, num_classes
 
 
-def reference_minimum(problem: Problem, lam: float, ridge: float) -> float:
+def reference_minimum(problem: Problem, lam: float, ridge: float, own_positive: bool = False) -> float:
     """The same objective written from the paper, w = u - v with u, v >= 0, and minimised by L-BFGS-B."""
     score, label, classes = (tensor.numpy() for tensor in problem[:3])
     num_classes, count = problem[3], len(label)
@@ -54,7 +54,7 @@ def reference_minimum(problem: Problem, lam: float, ridge: float) -> float:
         np.concatenate([own.ravel() * 1.0, np.zeros(size)]),
         jac=True,
         method="L-BFGS-B",
-        bounds=[(0, None)] * (2 * size),
+        bounds=[(0, None)] * size + [(0, 0 if own_positive and mine else None) for mine in own.ravel()],
         options={"maxiter": 50_000, "maxfun": 100_000, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 40},
     )
     return float(best.fun)
@@ -83,6 +83,38 @@ def test_minimum_equals_that_of_a_general_solver(problem: Problem, lam: float, r
         objective(solution.weight_KP, *problem[:3], lam=lam, ridge=ridge), abs=1e-12
     )
     assert solution.accuracy == float(((problem[0] @ solution.weight_KP.T).argmax(1) == problem[1]).double().mean())
+
+
+def against_their_class(seed: int) -> Problem:
+    """Prototypes 0 and 4 score lower on images of their own class."""
+    score_NP, label_N, class_P, num_classes = make_problem(seed)
+    for prototype in (0, 4):
+        score_NP[:, prototype] += 1.0 * (label_N != class_P[prototype])
+    return score_NP, label_N, class_P, num_classes
+
+
+@pytest.mark.parametrize(
+    ("problem", "lam", "ridge"),
+    [
+        (make_problem(1, gap=0.3), 1e-3, 1e-4),
+        (against_their_class(0), 1e-2, 1e-3),
+        (against_their_class(1), 1e-3, 1e-4),
+        (against_their_class(2), 100.0, 1e-3),  # no connections but to own classes
+        (duplicated_columns(9), 1e-3, 1e-3),
+    ],
+)
+def test_looking_like_a_class_never_speaks_against_it(problem: Problem, lam: float, ridge: float) -> None:
+    terms = {"lam": lam, "ridge": ridge, "own_positive": True}
+    own_KP = problem[2] == torch.arange(problem[3])[:, None]
+    start_KP = torch.where(own_KP, -1.0, 0.5).double()  # one that is not allowed itself
+    for start in (None, start_KP):
+        solution = solve_last_layer(*problem, **terms, start_KP=start, tol=1e-8, max_iterations=5000)
+        assert (solution.weight_KP[own_KP] >= 0).all()
+        assert solution.kkt_residual == kkt_residual(solution.weight_KP, *problem[:3], **terms) <= 1e-8
+        assert solution.objective == pytest.approx(reference_minimum(problem, lam, ridge, True), abs=1e-6)
+    free = solve_last_layer(*problem, lam=lam, ridge=ridge, tol=1e-8, max_iterations=5000)
+    assert (free.weight_KP[own_KP] < 0).any() == (solution.weight_KP[own_KP] == 0).any()
+    assert solution.objective >= free.objective - 1e-9
 
 
 def test_residual_is_the_smallest_subgradient_entry_by_entry() -> None:

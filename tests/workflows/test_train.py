@@ -421,3 +421,14 @@ def test_more_prototypes_than_patches_is_told(birds: Path, tmp_path: Path) -> No
     message = likethat("train", birds, "--out", tmp_path / "run", *options, check=2).stderr.strip().splitlines()[-1]
     assert "--prototypes-per-class" in message
     assert not (tmp_path / "run" / "metrics.jsonl").exists(), "told before anything was trained"
+
+
+@pytest.mark.parametrize(("size", "map_size"), [(64, "4x4"), (112, "7x7")])
+def test_a_coarse_map_is_warned_of(
+    birds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int, map_size: str
+) -> None:
+    small = ["--baseline-epochs", "0", "--fit-head", "--joint-epochs", "0", "--input-size", str(size)]
+    assert main(["train", str(birds), "--out", str(tmp_path / "run"), *TINY, *small]) == 0
+    told = "".join(capsys.readouterr())
+    assert f" {map_size} map" in told
+    assert ("Warning: a map of 4x4 is coarser than 7x7" in " ".join(told.split())) == (size == 64)

@@ -54,7 +54,11 @@ def add_out(verb: argparse.ArgumentParser, *, required: bool = True) -> None:
 
 def add_level(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "--level", type=float, metavar="P", help="share of true classes that prediction sets must hold (default: 0.95)"
+        "--level",
+        type=float,
+        metavar="P",
+        help="share of true classes that prediction sets must hold (default: the largest of 0.8, 0.9 and 0.95 that "
+        "the validation images support)",
     )
 
 

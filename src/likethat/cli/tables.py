@@ -20,6 +20,7 @@ from likethat.runs.baseline import LoadedBaseline
 from likethat.runs.calibration import Calibration, conformal_threshold
 from likethat.runs.classifier import Classifier, Prediction
 from likethat.runs.describe import describe_run
+from likethat.runs.looks import nth_time
 from likethat.workflows.edit.history import Edit
 
 SHOWN = 10  # rows of a long list
@@ -153,7 +154,7 @@ def print_pruning(pruned: dict[str, Any], out: Path) -> None:
         ("prototypes", f"{pruned['prototypes']} left, {sum(removed.values())} removed"),
         ("connections", f"{pruned['connections']} are not zero"),
         ("validation accuracy", f"{pruned['before']['accuracy']:.1%} before, {pruned['after']['accuracy']:.1%} after"),
-        ("test accuracy", f"{pruned['test']['accuracy']:.1%} of {pruned['test']['images']} images"),
+        _judged(pruned["test"]),
     ]
     print_table(f"Run {out}", rows)
     print(f"Report: {(out / layout.REPORT).resolve()}")
@@ -164,10 +165,15 @@ def print_edits(edits: list[Edit], saved: dict[str, Any], out: Path) -> None:
     rows += [
         ("all edits", _change(saved["before"], saved["after"])),
         ("prototypes", f"{saved['prototypes']}, {saved['connections']} connections are not zero"),
-        ("test accuracy", f"{saved['test']['accuracy']:.1%} of {saved['test']['images']} images"),
+        _judged(saved["test"]),
     ]
     print_table(f"Run {out}", rows)
     print(f"Report: {(out / layout.REPORT).resolve()}")
+
+
+def _judged(test: dict[str, Any]) -> tuple[str, str]:
+    """Return the row about test images, which says how often they were looked at."""
+    return "test accuracy", f"{test['accuracy']:.1%} of {test['images']} images, judged {nth_time(test['looks'])}"
 
 
 def _change(before: dict[str, float], after: dict[str, float]) -> str:

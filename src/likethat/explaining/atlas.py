@@ -1,4 +1,4 @@
-"""What every prototype looks for: the patches nearest to it, in training and test pictures of any class."""
+"""What every prototype looks for: the patches nearest to it, in training and validation pictures of any class."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Entry:
     weight: float  # of the connection to its own class
     other_weights: dict[str, float]  # connections to other classes that are not zero
     train: tuple[Neighbour, ...]  # nearest first, one an image
-    test: tuple[Neighbour, ...]
+    val: tuple[Neighbour, ...]
     purity: float  # share of the nearest training patches that are of the prototype's class
-    test_purity: float | None
+    val_purity: float | None
     leads: int  # pictures of either part in which no prototype gives more points to the picture's class
     repeats: int | None  # an earlier prototype that is the same
 
@@ -113,10 +113,10 @@ def _sha256(path: Path) -> str:
 
 
 def make_atlas(classifier: Classifier, dataset: DataSet, k: int, display: Display) -> Atlas:
-    """Search the training and test images once for every network."""
+    """Search the training and validation images once for every network."""
     if k < 1:
         raise UserError(f"At least 1 neighbour must be searched for, and --k is {k}.")
-    parts = {"train": dataset.train, "test": dataset.test}
+    parts = {"train": dataset.train, "val": dataset.val}  # who corrects by an atlas must not see what judges later
     neighbours: dict[str, list[tuple[Neighbour, ...]]] = {part: [] for part in parts}
     leads_P = torch.zeros(len(classifier.prototypes), dtype=torch.long)
     for part, samples in parts.items():
@@ -195,7 +195,7 @@ def _entries(
     for number, prototype in enumerate(classifier.prototypes):
         weights = dict(zip(classifier.classes, weight_PK[number], strict=True))
         own = weights.pop(prototype.class_name)
-        train, test = neighbours["train"][number], neighbours["test"][number]
+        train, val = neighbours["train"][number], neighbours["val"][number]
         first = latent.first_same_P[number]
         entries.append(
             Entry(
@@ -203,9 +203,9 @@ def _entries(
                 own,
                 {name: weight for name, weight in weights.items() if weight},
                 train,
-                test,
+                val,
                 _purity(prototype, train),
-                _purity(prototype, test) if test else None,
+                _purity(prototype, val) if val else None,
                 int(leads_P[number]),
                 None if first is None else classifier.prototypes[first].id,
             )

@@ -27,7 +27,7 @@ from likethat.runs.atomic_files import atomic_path, write_json
 from likethat.runs.classifier import Classifier, PictureSource, PreparedPicture
 
 NEAREST = 10  # prototypes listed over all classes, as in the paper's analysis
-STRONGEST = 6  # parts in a summary
+STRONGEST = 5  # parts in a summary
 CLOSELY = 10  # prototypes of a class that are located by another attribution than upsampling: as many as pages show
 
 
@@ -64,17 +64,22 @@ class Explanation(ScoredPicture):
         return f"<likethat.Explanation {self.path or 'picture'}: {self.predicted.name}>"
 
     def __str__(self) -> str:
-        """Return a summary: the class, what is promised, and what gave the most points."""
-        groups, others, rest = self.predicted.main_groups(STRONGEST)
+        """Return a summary: the class, what is promised, and what decided: most of its lead over the rival."""
+        decisive = self.sheets[0]
+        groups, others, rest = decisive.main_groups(STRONGEST)
         lines = [f"{self.path or 'picture'}: {self.predicted.name} ({self.predicted.probability:.1%})"]
         lines += [self.verdict.sentence()] if self.verdict else []
+        lines += [] if decisive.rival is None else [f"{decisive.title}:"]
         lines += [
             f"{group.points:+8.2f} points: like {_named(group)} of {group.lead.match.prototype.class_name} "
             f"({group.lead.match.prototype.path}), similarity {group.lead.match.similarity:.2f}"
             for group in groups
         ]
         lines += [f"{rest:+8.2f} points: {others} other prototypes"] if others else []
-        return "\n".join([*lines, f"{self.predicted.logit:8.2f} points in all"])
+        if self.rival is None:
+            return "\n".join([*lines, f"{decisive.logit:8.2f} points in all"])
+        totals = " against ".join(f"{self.sheet(name).logit:.2f}" for name in (decisive.name, self.rival))
+        return "\n".join([*lines, f"{decisive.logit:+8.2f} points ahead: {totals}"])
 
     def _repr_html_(self) -> str:
         return notebook_html(self)
@@ -90,7 +95,7 @@ class Options:
     """What an explanation tells, and how."""
 
     top_classes: int = 3
-    against: str | None = None  # the class to compare the prediction with
+    against: str | None = None  # the class to compare the prediction with; the runner-up, if none
     percentile: float = PERCENTILE  # of a map's pixels outside its box
     level: float | None = None  # of the prediction set
     attribution: str = UPSAMPLING
@@ -112,10 +117,11 @@ def explain(
     attribution: str = USUAL.attribution,
     hide: Sequence[Box] = (),
 ) -> Explanation:
-    """Explain one picture. `against` compares the prediction with that class (with the runner-up, if that class is the
-    prediction); `level` is that of the prediction set of a calibrated run (0.95, if none is given); `attribution` says
-    how the parts of the picture are found: by upsampling, gradient or occlusion; `hide` paints rectangles over
-    first, each x0, y0, x1, y1 in pixels of the file, as the boxes of explanations are."""
+    """Explain one picture. `against` is the class that the prediction is compared with (the runner-up, if none is named
+    or that class is the prediction; nothing, where only one class is explained); `level` is that of the
+    prediction set of a calibrated run; `attribution` says how the parts of the picture are found: by upsampling,
+    gradient or occlusion; `hide` paints rectangles over first, each x0, y0, x1, y1 in pixels of the file, as the
+    boxes of explanations are."""
     prepared = hide_boxes(classifier.prepare(image, crop_to), hide)
     path = str(image) if isinstance(image, str | Path) else None
     options = Options(top_classes, against, percentile, level, attribution)
@@ -157,7 +163,7 @@ def explain_outputs(
         size_wh = prepared.views[0].input_hw[::-1]
         order = logit_K.argsort(descending=True, stable=True).tolist()
         shown = order[: options.top_classes]
-        opponent = rival if rival != order[0] else order[1]
+        opponent = _opponent(order, rival, options.top_classes)
         shown += sorted({opponent, *further} - {None, *shown}, key=order.index)
         nearest = score_P.argsort(descending=True, stable=True)[:NEAREST].tolist()
         weight_kP = weight_KP[shown].cpu().double()
@@ -194,6 +200,13 @@ def explain_outputs(
             )
         )
     return explanations
+
+
+def _opponent(order: Sequence[int], asked: int | None, top_classes: int) -> int | None:
+    """Return the class that the prediction is compared with: the one asked for, or the runner-up if it is shown."""
+    if asked is None and top_classes == 1:
+        return None
+    return asked if asked not in (None, order[0]) else next(iter(order[1:]), None)
 
 
 def class_number(classes: Sequence[str], name: str) -> int:

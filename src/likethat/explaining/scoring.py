@@ -54,12 +54,25 @@ class RowGroup:
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
-    """All points of one class, most first. They add up to the logit."""
+    """All points of one class, most first. They add up to the logit.
+
+    With a rival, all that decides between the two: the connections, points, logit and probability of the class less
+    those of the rival.
+    """
 
     name: str
     logit: float
     probability: float
     rows: tuple[SheetRow, ...]
+    rival: str | None = None
+
+    @property
+    def title(self) -> str:
+        return f"Evidence for {self.name}" if self.rival is None else f"Why {self.name} and not {self.rival}"
+
+    @property
+    def total_title(self) -> str:
+        return f"Total points for {self.name}" if self.rival is None else f"Lead of {self.name} over {self.rival}"
 
     @cached_property
     def groups(self) -> tuple[RowGroup, ...]:
@@ -97,7 +110,7 @@ class ScoredPicture:
     view: View
     classes: tuple[Sheet, ...]  # likeliest first
     nearest: tuple[Match, ...]
-    rival: str | None  # the class that the prediction is compared with, if one was asked for
+    rival: str | None  # the class that the prediction is compared with; None where one class alone is explained
     run: Path  # where the prototypes' pictures are
     verdict: Verdict | None = None  # of a run that was calibrated
     attribution: str = UPSAMPLING  # how the parts of the picture were found
@@ -120,6 +133,11 @@ class ScoredPicture:
         painted = "painted over with the mean colour of the rest before the model saw the picture"
         return f"{parts} of it {'was' if len(self.hidden) == 1 else 'were'} {painted}." if self.hidden else ""
 
+    @property
+    def sheets(self) -> tuple[Sheet, ...]:
+        """Return all sheets in the order in which they are read: what decides first, then the classes' own."""
+        return self.classes if self.rival is None else (self.difference(), *self.classes)
+
     def sheet(self, name: str) -> Sheet:
         return next(sheet for sheet in self.classes if sheet.name == name)
 
@@ -138,7 +156,7 @@ class ScoredPicture:
         rows = [SheetRow(match, weight, match.similarity * weight) for match, weight in weights.items() if weight]
         lead = best.logit - rival.logit
         in_order = added_up(rows, lead, abs(best.logit) + abs(rival.logit))
-        return Sheet(f"{best.name} − {rival.name}", lead, best.probability - rival.probability, in_order)
+        return Sheet(best.name, lead, best.probability - rival.probability, in_order, rival.name)
 
     def to_dict(self, maps: bool = False) -> dict[str, Any]:
         """Return the explanation as a JSON document; with `maps`, every prototype's similarity map by its id."""

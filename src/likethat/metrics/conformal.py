@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from likethat.metrics.figure import LOWER, NEITHER, About, MetricFigure
-from likethat.runs.calibration import LEVEL, Calibration, likeness_of
+from likethat.runs.calibration import LEVEL, LEVELS, Calibration, likeness_of
 
-LEVELS = (0.8, 0.9, LEVEL)
 GROUP, SOURCE = "trust", "Vovk et al. 2005"
 SIZE = About(f"classes in a prediction set at {LEVEL:.0%}", LOWER, GROUP, SOURCE, unit="classes")
 ABSTAINS = About(f"abstains on known classes at {LEVEL:.0%}", LOWER, GROUP, "this project")

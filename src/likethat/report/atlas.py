@@ -58,7 +58,7 @@ def write_atlas(folder: Path, atlas: Atlas, advance: Advance | None = None) -> N
         "prototypes": [_page_entry(atlas, entry, numbers) for entry in atlas.entries],
     }
     purities = [entry.purity for entry in atlas.entries]
-    test_purities = [entry.test_purity for entry in atlas.entries if entry.test_purity is not None]
+    val_purities = [entry.val_purity for entry in atlas.entries if entry.val_purity is not None]
     write_page(
         folder / PAGE,
         "atlas.html",
@@ -66,7 +66,7 @@ def write_atlas(folder: Path, atlas: Atlas, advance: Advance | None = None) -> N
         name=atlas.classifier.path.resolve().name,
         atlas=atlas,
         purity=_mean(purities),
-        test_purity=_mean(test_purities),
+        val_purity=_mean(val_purities),
         # What a browser takes for the end of the script must not be in it.
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     )
@@ -118,12 +118,12 @@ def to_document(atlas: Atlas, thumbnails: Thumbnails) -> dict[str, Any]:
             "weight": round(entry.weight, 6),
             "other_weights": {name: round(weight, 6) for name, weight in entry.other_weights.items()},
             "purity": entry.purity,
-            "test_purity": entry.test_purity,
+            "val_purity": entry.val_purity,
             "mixed": entry.mixed,
             "leads": entry.leads,
             "repeats": entry.repeats,
             "train": neighbours(entry.train),
-            "test": neighbours(entry.test),
+            "val": neighbours(entry.val),
         }
         for entry in atlas.entries
     ]
@@ -158,12 +158,12 @@ def _page_entry(atlas: Atlas, entry: Entry, numbers: Mapping[Sample, int]) -> di
         "others": [[classes.index(name), round(weight, 3)] for name, weight in strongest],
         "furtherOthers": len(entry.other_weights) - len(strongest),
         "purity": entry.purity,
-        "testPurity": entry.test_purity,
+        "valPurity": entry.val_purity,
         "mixed": entry.mixed,
         "leads": entry.leads,
         "repeats": entry.repeats,
         "train": neighbours(entry.train),
-        "test": neighbours(entry.test),
+        "val": neighbours(entry.val),
     }
 
 
@@ -178,7 +178,7 @@ def _write_pictures(folder: Path, atlas: Atlas, advance: Advance | None) -> dict
     samples: dict[Sample, None] = {}
     for entry in atlas.entries:
         samples[_source(entry.prototype)] = None
-        samples.update(dict.fromkeys(neighbour.sample for neighbour in (*entry.train, *entry.test)))
+        samples.update(dict.fromkeys(neighbour.sample for neighbour in (*entry.train, *entry.val)))
     limit = BUDGET // len(samples)
     side = min(MOST_SIDE, max(LEAST_SIDE, int(math.sqrt(limit / BYTES_PER_PIXEL))))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from likethat.runs.atomic_files import write_json
 from likethat.runs.schema import damaged, read_document
 
 LEVEL = 0.95
+LEVELS = (0.8, 0.9, LEVEL)  # one of them is the level where none is asked for
 ROUNDING = 1e-9  # in units of images: 20 x 0.95 are 19 of them, and not a bit more
 BLOCK = 1024  # images looked at in float64 at a time
 MOST_NAMES = 4  # of a prediction set, in a sentence
@@ -36,6 +38,7 @@ class Verdict:
     nearest_title: str  # what a page calls it
     nearest_class: str
     similarity: float  # of the two
+    remedy: str = ""  # what would allow a higher level, where there are too few validation images for it
 
     @property
     def abstains(self) -> bool:
@@ -50,9 +53,13 @@ class Verdict:
             "unlike": self.unlike,
             "abstains": self.abstains,
             "nearest": {"prototype": self.nearest, "class": self.nearest_class, "similarity": self.similarity},
+            **({"remedy": self.remedy} if self.remedy else {}),
         }
 
     def sentence(self) -> str:
+        return f"{self._promise()}. {self.remedy}" if self.remedy else self._promise()
+
+    def _promise(self) -> str:
         nearest = f"the model abstains. Nearest is {self.nearest_title} of {self.nearest_class}"
         if self.unlike:
             return f"Unlike everything known: {nearest}"
@@ -75,6 +82,22 @@ class Calibration:
     nonconformity: tuple[float, ...]  # 1 - probability of the true class
     likeness: tuple[float, ...]  # the most points that a class got
     other_images: bool = False  # than the run's own validation images, named by a user
+
+    @property
+    def usual_level(self) -> float:
+        """Return the largest of the usual levels at which the validation images can exclude a class; or the least."""
+        return max(filter(self.informs, LEVELS), default=LEVELS[0])
+
+    def remedy(self, level: float | None, run: Path) -> str:
+        """Return how to be promised the level that was asked for, or the highest usual one; nothing if it is."""
+        wanted = LEVEL if level is None else level
+        if self.informs(wanted):
+            return ""
+        needed = math.ceil(wanted / (1 - wanted) - ROUNDING)
+        return (
+            f"{100 * wanted:g} % takes {needed} validation images, and there are {len(self.nonconformity)}: "
+            f"`likethat calibrate {shlex.quote(str(run))} --data DATA` takes more"
+        )
 
     def informs(self, level: float) -> bool:
         """Return whether there are enough validation images to exclude any class at this level."""

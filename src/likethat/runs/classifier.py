@@ -17,7 +17,7 @@ from likethat.errors import UserError
 from likethat.models.backbone import place
 from likethat.models.protopnet import Output, ProtoPNet, create_protopnet, summed_logits
 from likethat.runs import hub, layout
-from likethat.runs.calibration import LEVEL, Calibration, Verdict, likeness_of, read_calibration
+from likethat.runs.calibration import Calibration, Verdict, likeness_of, read_calibration
 from likethat.runs.layout import RunRecord
 from likethat.runs.notebook import card, note, ranking, shown, table
 from likethat.runs.prototypes import Prototype, check_places, read_prototypes
@@ -25,6 +25,8 @@ from likethat.runtime import exact_arithmetic, resolve_device
 
 MOST_NAMES = 10  # of classes, in a notebook
 PictureSource = str | Path | bytes | BinaryIO | Image
+
+SAME_PATCH = 1e-3  # distance of a prototype to the patch that it is, after rounding, at most
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ class Classifier:
     def predict(self, image: PictureSource | Sequence[PictureSource], level: float | None = None) -> Any:
         """Predict the class of one picture (a path, bytes, an open file or a Pillow image), or of each in a list.
 
-        `level` is that of the prediction sets of a calibrated run (0.95, if none is given).
+        `level` is that of the prediction sets of a calibrated run; if none is given, the largest of 0.8, 0.9 and 0.95
+        that its validation images support.
         """
         if isinstance(image, Sequence) and not isinstance(image, str | bytes):
             return list(self.predict_all(image, level))
@@ -169,27 +172,41 @@ class Classifier:
                     f"{self.path} is not calibrated, so it promises no level; run `likethat calibrate {self.path}`."
                 )
             return [None] * len(logits_BK)
-        level = LEVEL if level is None else level
+        remedy = self.calibration.remedy(level, self.path)
+        level = self.calibration.usual_level if level is None else level
         informed = self.calibration.informs(level)
         verdicts: list[Verdict | None] = []
         similarity_B, nearest_B = score_BP.max(1)
-        columns = (logits_BK.softmax(1), likeness_of(logits_BK), nearest_B, similarity_B)
-        for probability_K, likeness, nearest, similarity in zip(*(c.tolist() for c in columns), strict=True):
+        columns = (logits_BK.softmax(1), likeness_of(logits_BK), nearest_B, similarity_B, self._holds_source(score_BP))
+        for probability_K, likeness, nearest, similarity, source in zip(*(c.tolist() for c in columns), strict=True):
             chosen = self.calibration.prediction_set(probability_K, level)
+            if source and not chosen:
+                chosen = [max(range(len(probability_K)), key=probability_K.__getitem__)]
             verdicts.append(
                 Verdict(
                     level=level,
                     classes=tuple(self.classes[k] for k in chosen),
                     informed=informed,
                     likeness=likeness,
-                    unlike=self.calibration.is_unlike(likeness, level),
+                    unlike=not source and self.calibration.is_unlike(likeness, level),
                     nearest=self.prototypes[nearest].id,
                     nearest_title=self.prototypes[nearest].title,
                     nearest_class=self.prototypes[nearest].class_name,
                     similarity=similarity,
+                    remedy=remedy,
                 )
             )
         return verdicts
+
+    def _holds_source(self, score_BP: Tensor) -> Tensor:
+        """Return whether each picture holds the very patch that some prototype is, and so cannot be unlike all."""
+        least_P = [
+            member.prototype_layer.similarity.of_distance(torch.full_like(score_BP[0, :1], SAME_PATCH)).expand(
+                len(member.prototype_layer.class_P)
+            )
+            for member in self.networks
+        ]
+        return (score_BP >= torch.cat(least_P)).any(1)
 
 
 def load(run: str | Path, device: str = "auto") -> Classifier:

@@ -23,7 +23,7 @@ from likethat.serve.store import Kept
 class Question:
     """What is asked about a kept picture: the sheet of one class, or of two to be compared."""
 
-    name: str | None  # the predicted class, if none is named
+    name: str | None  # if none is named, the predicted class, compared with the runner-up
     options: Options
     hide: tuple[Box, ...] = ()  # in shares of the picture
 
@@ -31,7 +31,7 @@ class Question:
         """Return the classes to be shown, given all in the order of their points. Nothing is compared with itself."""
         name, against = self.name or ranked[0], self.options.against
         if against is None:
-            return [name]
+            return [name] if self.name else list(ranked[:2])
         return [name, against if against != name else next(other for other in ranked if other != name)]
 
 

@@ -50,10 +50,17 @@ def api_routes(server: Server) -> APIRouter:
     async def explain(
         request: Request,
         top_classes: Annotated[int, Query(ge=1, le=MOST_CLASSES, description="classes explained")] = 3,
-        against: Annotated[str | None, Query(description="also say why not this class")] = None,
+        against: Annotated[str | None, Query(description="say why not this class; the runner-up, if none")] = None,
         maps: Annotated[bool, Query(description="with the similarity map of every prototype")] = False,
         percentile: Annotated[float, Query(ge=0, le=100, description="of a map's pixels outside its box")] = PERCENTILE,
-        level: Annotated[float | None, Query(gt=0, lt=1, description="of the prediction sets; 0.95, if none")] = None,
+        level: Annotated[
+            float | None,
+            Query(
+                gt=0,
+                lt=1,
+                description="of the prediction sets; if none, the largest of 0.8, 0.9, 0.95 that validation allows",
+            ),
+        ] = None,
         hide: Annotated[list[str], HIDE] = [],  # noqa: B006  # FastAPI copies it
     ) -> AsciiJSONResponse:
         """Return the same document as `likethat explain --json` prints. Nothing is kept."""

@@ -15,7 +15,7 @@ from likethat.runs.classifier import Classifier, Prototype
 from likethat.serve.problems import Refused
 
 ATLAS = "atlas"  # the folder in the run where `likethat atlas` leaves what it found
-FROM_ATLAS = ("purity", "test_purity", "mixed", "leads", "repeats")
+FROM_ATLAS = ("purity", "val_purity", "mixed", "leads", "repeats")
 
 
 AtlasEntries = Mapping[int, dict[str, Any]]  # what `likethat atlas` found, by prototype
@@ -25,7 +25,7 @@ def read_atlas(folder: Path, classifier: Classifier) -> AtlasEntries:
     """Read the atlas by prototype; empty where `likethat atlas` was not run, or made another one than is needed."""
     try:
         entries = parse_json(read_file(folder / DATA))["prototypes"]
-        shown = all("picture" in neighbour for entry in entries for neighbour in entry["train"])
+        shown = all("picture" in neighbour for entry in entries for neighbour in (*entry["train"], *entry["val"]))
         by_id = {entry["id"]: entry for entry in entries}
         known = all(_same_patch(by_id[p.id], p) for p in classifier.prototypes)
     except (OSError, ValueError, KeyError, TypeError):
@@ -93,13 +93,13 @@ class Catalogue:
         }
 
     def neighbours(self, id: int) -> dict[str, Any]:
-        """Return the nearest patches of one prototype, in training and test pictures."""
+        """Return the nearest patches of one prototype, in training and validation pictures."""
 
         def shown(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             return [{**n, "picture": f"/{ATLAS}/{Path(n['picture']).name}"} for n in found]
 
         entry = self.atlas.get(id)
-        return {part: shown(entry[part]) if entry else None for part in ("train", "test")}
+        return {part: shown(entry[part]) if entry else None for part in ("train", "val")}
 
     @cached_property
     def by_id(self) -> dict[int, dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from likethat.explaining.draw.render import jpeg
 from likethat.progress import Display
 from likethat.runs.classifier import PreparedPicture
+from likethat.runs.looks import nth_time
 from likethat.serve.catalogue import Catalogue
 from likethat.serve.neighbours import Neighbours
 from likethat.serve.problems import Refused
@@ -155,7 +156,9 @@ class Corrections:
         if out.exists():
             raise Refused(409, f"There is already something called {name} beside the run; choose another name.")
         line = editor.save(out)
-        entry = {"name": name, "path": str(out), "test": line["test"]["accuracy"], "images": line["test"]["images"]}
+        test = line["test"]
+        entry = {"name": name, "path": str(out), "test": test["accuracy"], "images": test["images"]}
+        entry["time"] = nth_time(test["looks"])
         entry["command"] = shlex.join(["likethat", "serve", str(out)])
         self.saved.append(entry)
         return entry

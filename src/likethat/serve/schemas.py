@@ -53,6 +53,7 @@ class VerdictAnswer(BaseModel):
     unlike: bool = Field(description="whether the picture is unlike everything known")
     abstains: bool
     nearest: NearestAnswer
+    remedy: str | None = Field(None, description="what a higher level takes, where validation images are too few")
 
 
 class ImageAnswer(BaseModel):
@@ -97,7 +98,7 @@ class PrototypeAnswer(BaseModel):
     source_size: list[int]
     source_box: list[float] = Field(description="shares of the training picture")
     purity: float | None
-    test_purity: float | None
+    val_purity: float | None
     mixed: bool | None
     leads: int | None
     repeats: int | None
@@ -123,7 +124,7 @@ class NeighbourAnswer(BaseModel):
 
 class OnePrototypeAnswer(PrototypeAnswer):
     train: list[NeighbourAnswer] | None
-    test: list[NeighbourAnswer] | None
+    val: list[NeighbourAnswer] | None
 
 
 class HealthAnswer(BaseModel):

@@ -7,6 +7,7 @@ Shapes: N images, P prototypes, K classes. With own[k, j] true where prototype j
 The first two terms are the paper's. They alone have no minimiser when the classes can be separated (the own-class
 weights are free, so they run away) and several when two prototypes sit on the same patch. The third, a pull towards
 the paper's initial +1 for own classes and to 0 for the others, makes the minimiser exist and be the only one.
+With `own_positive`, own-class weights are held at 0 or above: looking like a class never speaks against it.
 
 Method: accelerated proximal gradient with restarts. Scores are positive and share a large mean, so plain steps crawl;
 each step is taken in a metric that models the Hessian as a diagonal plus that mean, coupled across the classes:
@@ -14,7 +15,8 @@ each step is taken in a metric that models the Hessian as a diagonal plus that m
     metric = diag(D) + U C U^T,   U = blockdiag_k(mean_k),   C = mean_i (diag(p_i) - p_i p_i^T)
 
 where mean_k averages the scores under the weights p_ik (1 - p_ik), and D is their variance around it.
-The step in that metric comes down to K unknowns (see `_proximal_step`), and soft-thresholding leaves exact zeros.
+The step in that metric comes down to K unknowns (see `_proximal_step`), and soft-thresholding leaves exact zeros, as
+does clipping own-class weights at 0.
 """
 
 import math
@@ -34,7 +36,6 @@ from likethat.training.last_layer_problem import (
     make_problem,
     objective_of,
     residual_of,
-    shrink,
     wide,
 )
 
@@ -69,6 +70,7 @@ def solve_last_layer(
     *,
     lam: float,
     ridge: float,
+    own_positive: bool = False,
     start_KP: Tensor | None = None,
     tol: float = 1e-5,
     max_iterations: int = 1000,
@@ -80,12 +82,12 @@ def solve_last_layer(
     a time, so that they may be larger than memory. Starts from `start_KP`, or from the own-class indicator.
     float32 can stop short where the mean of the scores is tens of times their spread: look at the residual.
     """
-    problem = make_problem(score_NP, label_N, class_P, num_classes, lam, ridge)
+    problem = make_problem(score_NP, label_N, class_P, num_classes, lam, ridge, own_positive)
     start_KP = problem.own_KP if start_KP is None else start_KP
     if start_KP.shape != problem.own_KP.shape:
         raise UserError(f"start weights have shape {tuple(start_KP.shape)}; give {tuple(problem.own_KP.shape)}")
     with exact_matmul(problem.penalty_KP.device.type):
-        return _solve(problem, start_KP.to(problem.penalty_KP), tol, max_iterations)
+        return _solve(problem, problem.allowed(start_KP.to(problem.penalty_KP)), tol, max_iterations)
 
 
 def solve_path(
@@ -96,6 +98,7 @@ def solve_path(
     lams: Sequence[float],
     *,
     ridge: float,
+    own_positive: bool = False,
     tol: float = 1e-5,
     max_iterations: int = 1000,
 ) -> list[LastLayerSolution]:
@@ -104,8 +107,17 @@ def solve_path(
     path: list[LastLayerSolution] = []
     for lam in lams:
         warm = path[-1].weight_KP if path else None
-        solution = solve_last_layer(*data, lam=lam, ridge=ridge, start_KP=warm, tol=tol, max_iterations=max_iterations)
-        path.append(solution)
+        path.append(
+            solve_last_layer(
+                *data,
+                lam=lam,
+                ridge=ridge,
+                own_positive=own_positive,
+                start_KP=warm,
+                tol=tol,
+                max_iterations=max_iterations,
+            )
+        )
     return path
 
 
@@ -119,14 +131,22 @@ def objective(
 
 
 def kkt_residual(
-    weight_KP: Tensor, score_NP: Tensor, label_N: Tensor, class_P: Tensor, *, lam: float, ridge: float
+    weight_KP: Tensor,
+    score_NP: Tensor,
+    label_N: Tensor,
+    class_P: Tensor,
+    *,
+    lam: float,
+    ridge: float,
+    own_positive: bool = False,
 ) -> float:
     """Return the largest entry, in magnitude, of the smallest subgradient of the objective: 0 at the minimiser only.
 
     With g the gradient of the smooth terms, an entry is g for own-class weights, g + lam sign(w) for other weights
-    that are not zero, and the excess of |g| over lam (0 if there is none) for those that are.
+    that are not zero, and the excess of |g| over lam (0 if there is none) for those that are. With `own_positive` it
+    is min(g, 0) for own-class weights that are zero.
     """
-    problem = make_problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
+    problem = make_problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge, own_positive)
     with exact_matmul(problem.penalty_KP.device.type):
         return residual_of(problem, problem.at(weight_KP.to(problem.penalty_KP)))
 
@@ -179,7 +199,7 @@ def _proximal_step(
 
     def respond(shift_K: Tensor) -> tuple[Tensor, Tensor]:
         force_K = (coupling_KK @ shift_K).to(point_KP)
-        weight_KP = shrink(centre_KP - pull_KP * force_K[:, None], threshold_KP)
+        weight_KP = problem.proximal(centre_KP - pull_KP * force_K[:, None], threshold_KP)
         return weight_KP, shift_K - wide((metric.mean_KP * (weight_KP - point_KP)).sum(1))
 
     weight_KP, error_K = respond(shift_K)

@@ -31,6 +31,7 @@ class LastLayerProblem:
     own_KP: Tensor
     penalty_KP: Tensor  # lam, and 0 for own-class weights; in the precision and on the device of the arithmetic
     ridge: float
+    own_positive: bool = False  # whether connections of prototypes to their own class must not be negative
 
     @property
     def is_ready(self) -> bool:
@@ -44,6 +45,14 @@ class LastLayerProblem:
         for first in range(0, count, size):
             rows = slice(first, min(first + size, count))
             yield rows, self.score_NP[rows].to(self.penalty_KP)
+
+    def proximal(self, weight_KP: Tensor, threshold_KP: Tensor) -> Tensor:
+        """Return the allowed weights, soft-thresholded."""
+        return self.allowed(shrink(weight_KP, threshold_KP))
+
+    def allowed(self, weight_KP: Tensor) -> Tensor:
+        """Return the nearest weights that are allowed."""
+        return torch.where(self.own_KP, weight_KP.clamp_min(0), weight_KP) if self.own_positive else weight_KP
 
     def at(self, weight_KP: Tensor) -> Point:
         return Point(weight_KP, logits_of_scores(self.score_NP, weight_KP) if self.is_ready else None)
@@ -76,7 +85,13 @@ class Point:
 
 
 def make_problem(
-    score_NP: Tensor, label_N: Tensor, class_P: Tensor, num_classes: int, lam: float, ridge: float
+    score_NP: Tensor,
+    label_N: Tensor,
+    class_P: Tensor,
+    num_classes: int,
+    lam: float,
+    ridge: float,
+    own_positive: bool = False,
 ) -> LastLayerProblem:
     if score_NP.numel() == 0 or (*label_N.shape, *class_P.shape) != score_NP.shape:
         raise UserError(
@@ -92,7 +107,7 @@ def make_problem(
     device = label_N.device if score_NP.device.type == "cpu" else score_NP.device  # scores in a file are the CPU's
     label_N, class_P = (x.to(device, torch.int64) for x in (label_N, class_P))
     own_KP = class_P[None] == torch.arange(num_classes, device=device)[:, None]
-    problem = LastLayerProblem(score_NP.detach(), label_N, own_KP, (~own_KP).to(dtype) * lam, ridge)
+    problem = LastLayerProblem(score_NP.detach(), label_N, own_KP, (~own_KP).to(dtype) * lam, ridge, own_positive)
     if not all(bool(score_bP.isfinite().all()) for _, score_bP in problem.blocks()):
         raise UserError("the similarity scores hold NaN or infinity; check the network that made them")
     return problem
@@ -146,6 +161,8 @@ def gradient_of(problem: LastLayerProblem, point: Point) -> Tensor:
 def residual_of(problem: LastLayerProblem, point: Point) -> float:
     gradient_KP, weight_KP = gradient_of(problem, point), point.weight_KP
     at_zero_KP = shrink(gradient_KP, problem.penalty_KP)
+    if problem.own_positive:  # where a weight may only grow, a gradient above zero holds it at zero
+        at_zero_KP = torch.where(problem.own_KP, at_zero_KP.clamp_max(0), at_zero_KP)
     elsewhere_KP = gradient_KP + problem.penalty_KP * weight_KP.sign()
     return float(torch.where(weight_KP == 0, at_zero_KP, elsewhere_KP).abs().max())
 

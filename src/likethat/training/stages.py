@@ -163,6 +163,7 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
             model.num_classes,
             lam=config.train.l1,
             ridge=config.train.ridge,
+            own_positive=config.train.own_positive,
             start_KP=unsolved_KP,
         )
     with torch.no_grad():

@@ -23,6 +23,7 @@ from likethat.runs.atomic_files import whole_folder
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.data import is_training_data, open_test_data, open_validation_data
 from likethat.runs.layout import RunRecord
+from likethat.runs.looks import count_looks
 from likethat.runs.manifest import write_manifest
 from likethat.training.state import write_metrics
 from likethat.workflows.derived import write_combined, write_network
@@ -151,7 +152,8 @@ def _evaluate(
         logits.append(logits_of(member, dataset.root, dataset.test, display))
         line["accuracy"] = accuracy(logits[-1].cpu(), label_N)
     val_NK = _validation_logits(combined, dataset, data, display)
-    _, evaluation = conclude(run, [document], dataset, torch.stack(logits).sum(0), val_NK)
+    looks = max(count_looks(layout.read_metrics(member.path)) for member in members)
+    _, evaluation = conclude(run, [document], dataset, torch.stack(logits).sum(0), val_NK, looks)
     return {**document, "test": evaluation.to_dict()}
 
 

@@ -21,6 +21,7 @@ from likethat.report.path import draw_path
 from likethat.runs import layout
 from likethat.runs.atomic_files import whole_folder, write_text
 from likethat.runs.classifier import load
+from likethat.runs.looks import count_looks
 from likethat.training.last_layer import LastLayerSolution, solve_path
 from likethat.training.pruning.prune import (
     NEAREST,
@@ -164,7 +165,7 @@ def _prune_to_budget(members: Sequence[Member], budget: int, display: Display) -
     with display.task("path over lambda") as advance:
         for number, (scores, own) in enumerate(zip(train, settings, strict=True)):
             data = (scores.score_NP, scores.label_N, scores.class_P, scores.num_classes)
-            paths.append(solve_path(*data, lambdas, ridge=own.ridge))
+            paths.append(solve_path(*data, lambdas, ridge=own.ridge, own_positive=own.own_positive))
             advance(number + 1, len(members))
     steps = [
         [
@@ -233,7 +234,7 @@ def _write(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, A
     logits_NK = torch.stack([part.logits("test") for part in pruned]).sum(0)
     val_NK = torch.stack([part.logits("val") for part in pruned]).sum(0)
     _, evaluation = conclude(target, metrics, pruned[0].member.dataset, logits_NK, val_NK)
-    return {**line, "test": evaluation.to_dict()}
+    return {**line, "test": {**evaluation.to_dict(), "looks": 1 + count_looks(metrics)}}
 
 
 def _conclude_members(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from likethat.runs import layout
 from likethat.runs.calibration import fit_calibration, write_calibration
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.judged import judge, write_judged
+from likethat.runs.looks import count_looks
 from likethat.runs.manifest import write_manifest
 from likethat.training.state import write_metrics
 
@@ -25,18 +26,24 @@ EXPLAINED = 4  # images in the report
 
 
 def conclude(
-    run: Path, metrics: list[dict[str, Any]], dataset: DataSet, logits_NK: Tensor, val_NK: Tensor | None
+    run: Path,
+    metrics: list[dict[str, Any]],
+    dataset: DataSet,
+    logits_NK: Tensor,
+    val_NK: Tensor | None,
+    looks: int | None = None,
 ) -> tuple[Classifier, Evaluation]:
     """Write calibration, test accuracy, images.csv, metrics.jsonl, report and manifest of a run that has its model.
 
     `logits_NK` are those of the test images, `val_NK` those of the validation images, if there are any that no network
-    of the run was trained on.
+    of the run was trained on. `looks` says how often test images have been judged before, if `metrics` do not say all.
     """
     if val_NK is not None and len(val_NK):
         write_calibration(run, fit_calibration(val_NK, torch.tensor([sample.label for sample in dataset.val])))
     label_N = torch.tensor([sample.label for sample in dataset.test], device=logits_NK.device)
     evaluation = evaluate_logits(logits_NK, label_N, dataset.classes, "test")
-    write_metrics(run, [*metrics, {"stage": "test", **evaluation.to_dict()}])
+    looks = 1 + (count_looks(metrics) if looks is None else looks)
+    write_metrics(run, [*metrics, {"stage": "test", "looks": looks, **evaluation.to_dict()}])
     classifier = load(run, str(logits_NK.device))
     judged = judge("test", dataset.test, dataset.classes, logits_NK)
     others = judge("val", dataset.val, dataset.classes, val_NK), judge("train", dataset.train, dataset.classes, None)

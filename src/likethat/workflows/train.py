@@ -30,6 +30,8 @@ from likethat.training.tensorboard import tensorboard_observer
 from likethat.workflows.run_conclusion import conclude
 from likethat.workflows.run_setup import PreparedRun, begin, check_same_images, make_record, open_out, prepare
 
+COARSE = 7  # rows and columns of a map, below which boxes hold much besides the part
+
 
 def train(
     data: str | Path,
@@ -116,6 +118,11 @@ def _describe(prepared: PreparedRun, model: ProtoPNet, device: torch.device, dis
         f"{len(prepared.dataset.classes)} classes, images: {counts}. {model.backbone.name} on {device}, "
         f"{height}x{width} map{of_windows}, {len(model.prototype_layer.class_P)} prototypes."
     )
+    if min(height, width) < COARSE:
+        display.line(
+            f"Warning: a map of {height}x{width} is coarser than {COARSE}x{COARSE}, so that boxes are large and "
+            "prototypes may show background; take a larger --input-size."
+        )
 
 
 def finish(out: Path, model: ProtoPNet, state: RunState, prepared: PreparedRun, display: Display) -> Classifier:

@@ -93,7 +93,9 @@ def accuracy_of(weight_KP: torch.Tensor, run: Path, keep: list[int]) -> float:
 def solved_from_scratch(run: Path, keep: list[int]) -> tuple[torch.Tensor, float]:
     """That last layer and its validation accuracy."""
     settings = layout.read_record(run).config.train
-    weight_KP = solve_last_layer(*problem_of(run, keep), 3, lam=settings.l1, ridge=settings.ridge).weight_KP
+    weight_KP = solve_last_layer(
+        *problem_of(run, keep), 3, lam=settings.l1, ridge=settings.ridge, own_positive=settings.own_positive
+    ).weight_KP
     return weight_KP, accuracy_of(weight_KP, run, keep)
 
 
@@ -212,7 +214,7 @@ def test_a_new_prototype_is_the_patch_it_names(run: Path, edited: Path, capsys: 
     # moves the weights hangs on the machine; that they are the best ones does not.
     keep, settings = list(range(8)), layout.read_record(edited).config.train
     problem = (after.weight_KP, *problem_of(edited, keep))
-    assert kkt_residual(*problem, lam=settings.l1, ridge=settings.ridge) < 1e-4
+    assert kkt_residual(*problem, lam=settings.l1, ridge=settings.ridge, own_positive=settings.own_positive) < 1e-4
     assert line_of(edited, "edit")["after"]["accuracy"] == pytest.approx(accuracy_of(after.weight_KP, edited, keep))
     assert {path.name for path in (edited / "prototypes").iterdir()} == {
         Path(name).name for prototype in after.prototypes for name in (prototype.crop, prototype.source)
@@ -231,7 +233,7 @@ def test_prototypes_of_the_paper_with_a_window(tmp_path: Path, capsys: pytest.Ca
     score_NP, label_N = scores_of(out, "train")
     class_P = classifier.networks[0].prototype_layer.class_P
     problem = (classifier.weight_KP, score_NP, label_N, class_P)
-    assert kkt_residual(*problem, lam=settings.l1, ridge=settings.ridge) < 1e-4
+    assert kkt_residual(*problem, lam=settings.l1, ridge=settings.ridge, own_positive=settings.own_positive) < 1e-4
     assert main(["certify", str(out)]) == 0
 
 

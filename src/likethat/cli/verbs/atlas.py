@@ -11,7 +11,7 @@ from likethat.cli.arguments import DONE, add_verb, display_of
 
 
 def atlas(args: argparse.Namespace) -> int:
-    """Show what every prototype looks for: its nearest patches in training and test pictures, as a page and as JSON."""
+    """Show what every prototype looks for: its nearest training and validation patches, as a page and as JSON."""
     from likethat.data.folder_kinds import is_atlas
     from likethat.distributed import is_main_process
     from likethat.explaining.atlas import check_unchanged, make_atlas

@@ -45,17 +45,14 @@ def explain(args: argparse.Namespace) -> int:
                 "Nothing was explained, since no picture was found; name pictures or folders with pictures."
             )
         images = [{**found.to_dict(args.maps), "sheet": names.get(found.path or "")} for found in explanations]
-        verdicts = {found.path: found.verdict for found in explanations}
         document = {"images": images, "skipped": [vars(entry) for entry in skipped]}
         if folder:
             write_explanations(folder / PAGE, explanations, args.colours)
             write_json(folder / DATA, document)
 
     def show() -> None:
-        for image in images:
-            print(f"{image['path']}: {image['predicted']} ({image['classes'][0]['probability']:.1%})")
-            if verdict := verdicts.get(image["path"]):
-                print(f"  {verdict.sentence()}")
+        for explanation in explanations:
+            print(explanation)
         if out:
             print(f"Page: {(out / PAGE).resolve()}")
 
@@ -83,7 +80,7 @@ def add(verbs: Any) -> None:
     )
     verb.add_argument("--overwrite", action="store_true", help="replace earlier explanations in --out")
     verb.add_argument("--top-classes", type=int, default=3, metavar="N", help="classes to explain (default: 3)")
-    verb.add_argument("--against", metavar="CLASS", help="also say why not this class")
+    verb.add_argument("--against", metavar="CLASS", help="say why not this class (default: the runner-up)")
     add_level(verb)
     verb.add_argument(
         "--attribution",

@@ -15,6 +15,7 @@ from likethat.explaining.boxes import SEEN_ALONE
 from likethat.explaining.draw.pictures import Pictures
 from likethat.explaining.scoring import ScoredPicture
 from likethat.runs.atomic_files import atomic_path
+from likethat.runs.looks import nth_time
 
 MOST_ROWS = 10  # of a scoring sheet; the others are summed in one line
 
@@ -31,6 +32,7 @@ def _environment(packages: tuple[str, ...]) -> Environment:
     environment.filters["signed"] = lambda value, form=".2f": format(value, form).replace("-", "−")
     environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
     environment.globals.update(most_rows=MOST_ROWS, attributions=TITLES, seen_alone=SEEN_ALONE, version=__version__)
+    environment.globals["nth_time"] = nth_time
     return environment
 
 

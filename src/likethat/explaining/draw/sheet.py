@@ -72,16 +72,15 @@ def one_line(text: str, width: float, size: int) -> str:
 
 
 def draw_page_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Image:
-    """Draw what counts most on one page: the strongest lines of the prediction and of the rival, if there is one."""
-    names = {explanation.predicted.name, explanation.rival}
-    sheets = [sheet for sheet in explanation.classes if sheet.name in names]
+    """Draw what counts most on one page: the strongest lines of what decides, and of the prediction's points."""
+    sheets = explanation.sheets[: 1 if explanation.rival is None else 2]
     image = _draw(explanation, sheets, PAGE_ROWS // len(sheets), colours)
     return shrink(image, round(PAGE_WIDTH * max(image.size) / image.width))
 
 
 def draw_long_sheet(explanation: ScoredPicture, colours: str = "ember") -> Image.Image:
-    """Draw the lines of every explained class, below one another."""
-    return _draw(explanation, explanation.classes, MOST_ROWS, colours)
+    """Draw the lines of every sheet, below one another."""
+    return _draw(explanation, explanation.sheets, MOST_ROWS, colours)
 
 
 def _draw(explanation: ScoredPicture, sheets: Sequence[Sheet], most: int, colours: str) -> Image.Image:
@@ -130,9 +129,12 @@ def _height(sheet: Sheet, most: int) -> int:
 def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, most: int, colours: str) -> None:
     canvas.line(canvas.y)
     width = WIDTH - 2 * MARGIN
-    title = one_line(f"Evidence for {sheet.name}", width - 180, 18)
+    title = one_line(sheet.title, width - 280, 18)
     canvas.text(MARGIN, canvas.y + 18, title, 18, bold=True)
-    canvas.text(WIDTH - MARGIN, canvas.y + 22, f"probability {sheet.probability:.1%}", 13, SOFT, anchor="ra")
+    aside = (
+        f"probability {sheet.probability:.1%}" if sheet.rival is None else "connections: to the one less to the other"
+    )
+    canvas.text(WIDTH - MARGIN, canvas.y + 22, aside, 13, SOFT, anchor="ra")
     for number, name in enumerate((*COLUMNS, TITLES[explanation.attribution])):
         canvas.text(MARGIN + number * (PICTURE + GAP) + PICTURE / 2, canvas.y + 58, name, 11, SOFT, anchor="ma")
     for x, name in _number_columns("Similarity", "x", "Connection", "=", "Points"):
@@ -148,7 +150,7 @@ def _draw_class(canvas: SheetCanvas, explanation: ScoredPicture, sheet: Sheet, m
         canvas.text(WIDTH - MARGIN, canvas.y + 2, f"{rest:+.2f}", 15, SOFT, anchor="ra")
         canvas.y += 26
     canvas.line(canvas.y + 2)
-    canvas.text(MARGIN, canvas.y + 14, one_line(f"Total points for {sheet.name}", width - 120, 15), 15, bold=True)
+    canvas.text(MARGIN, canvas.y + 14, one_line(sheet.total_title, width - 120, 15), 15, bold=True)
     canvas.text(WIDTH - MARGIN, canvas.y + 14, f"{sheet.logit:.2f}", 15, ACCENT, anchor="ra", bold=True)
 
 

@@ -67,7 +67,7 @@ function fill(node, prototype) {
       make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]))),
     make("div", {},
       strip(prototype, "training", prototype.train, prototype.purity),
-      strip(prototype, "test", prototype.test, prototype.testPurity)));
+      strip(prototype, "validation", prototype.val, prototype.valPurity)));
 }
 
 // A card is empty until it comes near the window, so thousands of them cost little.

@@ -42,7 +42,7 @@ export function noAtlas({ run, signal, again }) {
   };
   const offer = (state) => place.replaceChildren(
     state.state === "failed" ? make("div", { class: "problem", role: "alert" }, state.problem) : "",
-    make("span", {}, "Neighbours and purity are not known yet: nobody has searched the training and test pictures for patches like these. "),
+    make("span", {}, "Neighbours and purity are not known yet: nobody has searched the training and validation pictures for patches like these. "),
     make("button", { class: "button", id: "search-neighbours", onclick: search }, state.state === "failed" ? "Try again" : "Search now"));
   request("/api/atlas", { signal }).then((state) => (state.state === "working" ? follow(state) : offer(state))).catch(() => {});
   return place;

@@ -149,7 +149,7 @@ class Corrections {
           this.state.saved.push(saved);
           say(`Saved as ${saved.name}`);
           this.note.replaceChildren(make("div", { class: "done saved" }, make("b", {}, `Saved as ${saved.name}. `),
-            `It was judged on ${saved.images} test images for the first time: ${percent(saved.test)} are right. Look at it with `, make("code", {}, saved.command)));
+            `It was judged on ${saved.images} test images ${saved.time}: ${percent(saved.test)} are right. Look at it with `, make("code", {}, saved.command)));
           this.drawBar();
         } catch (error) {
           button.disabled = false;

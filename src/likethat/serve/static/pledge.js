@@ -7,21 +7,22 @@ export function pledge({ verdict, matches }, choose) {
     return make("p", { class: "pledge unknown" }, make("span", {}, "This run is not calibrated, so it promises nothing. ",
       make("code", {}, "likethat calibrate RUN"), " lets it say how sure it is, and when a picture is unlike everything it knows."));
   }
-  const level = make("select", { onchange: () => choose(level.value === "0.95" ? null : level.value) },
+  const level = make("select", { onchange: () => choose(level.value) },
     ...[...new Set([0.8, 0.9, 0.95, 0.99, verdict.level])].sort().map((value) => make("option", { value, selected: value === verdict.level }, `${100 * value} %`)));
-  const holds = make("label", {}, "Confidence level", level);
+  const remedy = verdict.remedy && make("small", { class: "soft" }, ` ${verdict.remedy}.`);
+  const holds = [make("label", {}, "Confidence level", level), remedy];
   const { prototype: id, class: name, similarity } = verdict.nearest;
   const nearest = ["Nearest is ", make("a", { href: `/prototypes/${id}` }, title(id, matches[id]?.name)), ` of ${pretty(name)}, similarity ${signed(similarity)}.`];
   const names = verdict.prediction_set.map((name, number) => [number ? (number === verdict.prediction_set.length - 1 ? " or " : ", ") : "", make("b", {}, pretty(name))]);
   if (verdict.unlike) {
-    return make("p", { class: "pledge unlike" }, make("span", {}, make("b", {}, "Unlike everything the model knows. "), "It abstains: fewer than ", `${Math.round(100 * (1 - verdict.level))} % of validation pictures look so little like any class. `, nearest), holds);
+    return make("p", { class: "pledge unlike" }, make("span", {}, make("b", {}, "Unlike everything the model knows. "), "It abstains: fewer than ", `${Math.round(100 * (1 - verdict.level))} % of validation pictures look so little like any class. `, nearest), ...holds);
   }
   if (!verdict.prediction_set.length) {
-    return make("p", { class: "pledge unlike" }, make("span", {}, make("b", {}, "No class is likely enough. "), "The model abstains at this level. ", nearest), holds);
+    return make("p", { class: "pledge unlike" }, make("span", {}, make("b", {}, "No class is likely enough. "), "The model abstains at this level. ", nearest), ...holds);
   }
   if (!verdict.informed) {
-    return make("p", { class: "pledge unknown" }, make("span", {}, "There were too few validation pictures to exclude any class at this level."), holds);
+    return make("p", { class: "pledge unknown" }, make("span", {}, "There were too few validation pictures to exclude any class at this level."), ...holds);
   }
-  if (verdict.prediction_set.length === 1) return make("p", { class: "pledge" }, make("span", {}, "Only ", names, " remains plausible."), holds);
-  return make("p", { class: "pledge several" }, make("span", {}, `One of these ${verdict.prediction_set.length}: `, names, "."), holds);
+  if (verdict.prediction_set.length === 1) return make("p", { class: "pledge" }, make("span", {}, "Only ", names, " remains plausible."), ...holds);
+  return make("p", { class: "pledge several" }, make("span", {}, `One of these ${verdict.prediction_set.length}: `, names, "."), ...holds);
 }

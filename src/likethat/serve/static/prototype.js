@@ -52,7 +52,7 @@ export async function prototype(page) {
         make("p", {}, make("a", { class: "button", href: `/correct?prototype=${entry.id}` }, "Edit this prototype")),
         make("img", { class: "crop-large", src: entry.crop, alt: "the patch alone" }),
         make("dl", { class: "told" }, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])))),
-    entry.train ? [strip("training", entry.train, entry.class), strip("test", entry.test, entry.class)].reduce((all, one) => { all.append(one); return all; }, document.createDocumentFragment()) : noAtlas(page),
+    entry.train ? [strip("training", entry.train, entry.class), strip("validation", entry.val, entry.class)].reduce((all, one) => { all.append(one); return all; }, document.createDocumentFragment()) : noAtlas(page),
     siblings.length > 1 ? make("section", { class: "class-group" }, make("h2", {}, `Other prototypes of ${pretty(entry.class)}`),
       make("div", { class: "cards-grid" }, ...siblings.filter(({ id }) => id !== entry.id).map((other) => card(other)))) : "");
 }

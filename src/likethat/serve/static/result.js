@@ -147,7 +147,7 @@ class View {
     const compare = make("select", { id: "compare", onchange: () => this.page.go(this.href({ class: sheet.name, against: compare.value })) },
       make("option", { value: "" }, "no other class"), ...options);
     const heading = this.comparing
-      ? make("h2", {}, `Why ${pretty(sheet.name)} rather than ${pretty(rival.name)}`)
+      ? make("h2", {}, `Why ${pretty(sheet.name)} and not ${pretty(rival.name)}`)
       : make("h2", {}, `Evidence for ${pretty(sheet.name)}`);
     this.lines = [];
     this.list = make("ol", { class: "evidence-rows", onkeydown: (event) => this.arrows(event) }, ...shown.groups.map((group) => this.line(group)));

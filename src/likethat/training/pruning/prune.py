@@ -125,6 +125,7 @@ def refit_last_layer(scores: CachedScores, start_KP: Tensor | None, settings: Tr
         scores.num_classes,
         lam=settings.l1,
         ridge=settings.ridge,
+        own_positive=settings.own_positive,
         start_KP=start_KP,
     )
 
@@ -142,7 +143,7 @@ def largest_lambda(scores: CachedScores, settings: TrainConfig) -> float:
     """
     data = (scores.fair().score_NP, scores.label_N, scores.class_P, scores.num_classes)
     problem = make_problem(*data, lam=0.0, ridge=settings.ridge)
-    alone = solve_last_layer(*data, lam=lambda_for_any(scores), ridge=settings.ridge)
+    alone = refit_last_layer(scores, None, replace(settings, l1=lambda_for_any(scores)))
     gradient_KP = data_gradient_of(problem, problem.at(alone.weight_KP))
     return float((gradient_KP * ~problem.own_KP).abs().max()) + MARGIN
 

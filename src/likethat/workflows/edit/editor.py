@@ -23,6 +23,7 @@ from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.atomic_files import check_replaceable, whole_folder
 from likethat.runs.classifier import Classifier, PreparedPicture
+from likethat.runs.looks import count_looks
 from likethat.training.candidates import Candidate, find_candidates
 from likethat.workflows.derived import write_network
 from likethat.workflows.edit.history import (
@@ -55,6 +56,7 @@ class Editor:
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
         self._states, self._position = [workshop.start()], 0
+        self._looks = count_looks(layout.read_metrics(self.original.path))  # at test images, in all that was saved too
         self._classifiers = {0: workshop.original}  # by position
 
     def __enter__(self) -> Editor:
@@ -189,23 +191,24 @@ class Editor:
         return edit
 
     def save(self, out: str | Path, *, overwrite: bool = False, display: Display | None = None) -> dict[str, Any]:
-        """Write the corrected model as a run of its own. Test images are judged here for the first time."""
+        """Write the corrected model as a run of its own. Test images judge it."""
         out, run = Path(out), self.original.path
         if not self.history:
             raise UserError("Nothing was edited, so there is nothing to save; ban, merge, name or replace a prototype.")
         check_out(run, out, overwrite=overwrite)
         record, weight_KP, classifier = self._workshop.record, self.state.weight_KP, self.classifier
         network, prototypes = classifier.networks[0], classifier.prototypes
-        class_P = network.prototype_layer.class_P
         with whole_folder(out, is_run, overwrite=overwrite) as target:
-            all_p = torch.arange(len(class_P))
-            write_network(target, record, network, all_p, class_P, weight_KP, prototypes, run)
+            class_P = network.prototype_layer.class_P
+            write_network(target, record, network, torch.arange(len(class_P)), class_P, weight_KP, prototypes, run)
             write_history(target, layout.read_edits(run), self.history)
             logits_NK = logits_of(classifier, self.dataset.root, self.dataset.test, display or Display(quiet=True))
             val_NK = self._workshop.validation_logits(self.state.columns, weight_KP)
-            line = self._line()
-            _, evaluation = conclude(target, [*layout.read_metrics(run), line], self.dataset, logits_NK, val_NK)
-        return {**line, "edits": [edit.to_dict() for edit in self.history], "test": evaluation.to_dict()}
+            metrics = [*layout.read_metrics(run), line := self._line()]
+            _, evaluation = conclude(target, metrics, self.dataset, logits_NK, val_NK, self._looks)
+        self._looks += 1
+        line["test"] = {**evaluation.to_dict(), "looks": self._looks}
+        return {**line, "edits": [edit.to_dict() for edit in self.history]}
 
     def _line(self) -> dict[str, Any]:
         """Return the line of metrics.jsonl about the edits."""
