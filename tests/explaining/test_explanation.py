@@ -190,7 +190,7 @@ def test_what_decides_comes_first(classifier: Classifier, picture: Path, tmp_pat
     assert lines[-1].strip() == f"{lead.logit:+.2f} points ahead: {best.logit:.2f} against {second.logit:.2f}"
     alone = explain(classifier, picture, top_classes=1)
     assert alone.sheets == alone.classes
-    assert explanation.figure().height > explain(classifier, picture, top_classes=2).figure().height
+    assert explanation.figure(long=True).height > explain(classifier, picture, top_classes=2).figure(long=True).height
 
     first = explanation.figure()
     without = replace(explanation, rival=None).figure()

@@ -49,6 +49,9 @@ def test_nothing_before_the_last_stage_changes() -> None:
     ],
 )
 def test_cells_look_where_strides_and_padding_put_them(layer: nn.Module, offset: float) -> None:
+    for module in layer.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.ones_(module.weight)  # all pixels of a window count alike
     found = looking_offset(layer, (64, 64))
     assert found == (round(2 * offset) / 2,) * 2 or abs(found[0] - offset) <= 0.25
 

@@ -75,14 +75,14 @@ def test_the_usual_level_is_one_that_the_images_support(count: int, usual: float
     calibration = Calibration((0.5,) * count, (1.0,) * count)
     assert calibration.usual_level == usual
     assert calibration.informs(usual) == (count >= 4)
-    remedy = calibration.remedy(None, Path("my run"))
+    remedy = calibration.remedy(None)
     assert remedy == (
-        f"95 % takes 19 validation images, and there are {count}: `likethat calibrate 'my run' --data DATA` takes more"
+        f"95 % takes 19 validation images, and there are {count}: `likethat calibrate RUN --data DATA` takes more"
         if count < 19
         else ""
     )
-    assert ("takes 99 validation" in calibration.remedy(0.99, Path("run"))) == (count < 99)
-    assert calibration.remedy(0.5, Path("run")) == ""
+    assert ("takes 99 validation" in calibration.remedy(0.99)) == (count < 99)
+    assert calibration.remedy(0.5) == ""
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, 95.0, math.nan])

@@ -180,7 +180,7 @@ def test_what_is_refused(run: Path) -> None:
         ):
             answer = corrector.post("/save", name=name, revision=1)
             assert answer.status_code in (409, 422), name
-        assert {path.name for path in run.parent.iterdir()} <= {"birds", "run", "taken", "corrected"}
+        assert {path.name for path in run.parent.iterdir()} <= {"birds", "run", "taken", "corrected", "my own"}
 
 
 def test_missing_images_are_told(run: Path, tmp_path: Path) -> None:

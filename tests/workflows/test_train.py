@@ -62,7 +62,7 @@ def test_run_folder_holds_what_is_promised(run: Path) -> None:
     assert not list(run.rglob("*.pkl")) + list(run.rglob("*.pt")) + list(run.rglob("*.pth"))
     stages = [json.loads(line)["stage"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     one_cycle = ["joint", "project", "last_layer"]
-    assert stages == ["baseline"] * 2 + ["choose", "joint", *one_cycle, *one_cycle, "test_projection", "test"]
+    assert stages == ["parts", *["baseline"] * 2, "choose", "joint", *one_cycle, *one_cycle, "test_projection", "test"]
     assert list((run / "tensorboard").iterdir())
 
 

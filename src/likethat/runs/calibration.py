@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,7 +87,7 @@ class Calibration:
         """Return the largest of the usual levels at which the validation images can exclude a class; or the least."""
         return max(filter(self.informs, LEVELS), default=LEVELS[0])
 
-    def remedy(self, level: float | None, run: Path) -> str:
+    def remedy(self, level: float | None) -> str:
         """Return how to be promised the level that was asked for, or the highest usual one; nothing if it is."""
         wanted = LEVEL if level is None else level
         if self.informs(wanted):
@@ -96,7 +95,7 @@ class Calibration:
         needed = math.ceil(wanted / (1 - wanted) - ROUNDING)
         return (
             f"{100 * wanted:g} % takes {needed} validation images, and there are {len(self.nonconformity)}: "
-            f"`likethat calibrate {shlex.quote(str(run))} --data DATA` takes more"
+            "`likethat calibrate RUN --data DATA` takes more"
         )
 
     def informs(self, level: float) -> bool:

@@ -172,7 +172,7 @@ class Classifier:
                     f"{self.path} is not calibrated, so it promises no level; run `likethat calibrate {self.path}`."
                 )
             return [None] * len(logits_BK)
-        remedy = self.calibration.remedy(level, self.path)
+        remedy = self.calibration.remedy(level)
         level = self.calibration.usual_level if level is None else level
         informed = self.calibration.informs(level)
         verdicts: list[Verdict | None] = []
