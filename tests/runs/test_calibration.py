@@ -240,9 +240,7 @@ def test_predict_tells_the_set_and_the_nearest_prototype(folder: Path, capsys: p
     assert main(["predict", str(folder / "run"), str(pictures[0])]) == 0
     told = capsys.readouterr().out
     assert "at 90 %" in told, "9 validation images support no more"
-    assert (
-        f"95 % takes 19 validation images, and there are 9: `likethat calibrate {folder / 'run'} --data DATA`" in told
-    )
+    assert "95 % takes 19 validation images, and there are 9: `likethat calibrate RUN --data DATA`" in told
     assert "Too few" not in told
 
 
