@@ -46,7 +46,6 @@ class ModelConfig:
     fine_map: bool = _option(
         True, "the network's last stride of 2 becomes 1: a map of twice as many rows and columns, whose cells see less"
     )
-    centred: bool = _option(True, "draw maps and boxes where cells look, which strides may shift by half a cell")
     add_on: str = _option("linear", "layers between backbone and prototypes", ("regular", "bottleneck", "linear"))
     latent_width: int = _option(
         512,
@@ -127,7 +126,6 @@ class TrainConfig:
 # Options with a default that changes training, which runs of earlier versions lack: what those were trained with.
 DEFAULTS_OF_OLDER_RUNS = {
     "fine_map": False,
-    "centred": False,
     "noise": 0.0,
     "locality": 0.0,
     "place": 0.0,
@@ -166,7 +164,6 @@ def paper(backbone: str) -> Config:
         model=ModelConfig(
             add_on="regular",
             fine_map=False,
-            centred=False,
             latent_width=256 if backbone.split(".")[0] == "resnet34" else 128,
             prototypes_per_class=10,
             similarity="log",

@@ -15,11 +15,9 @@ from PIL import Image
 from likethat.data.decode import Box
 from likethat.errors import UserError
 from likethat.explaining import boxes
-from likethat.explaining.boxes import activation_boxes, cell_box, upsample, whole_map
+from likethat.explaining.boxes import activation_boxes, cell_box, upsample
 from likethat.explaining.draw.heat import colour_table, heat_layer, overlay
 from likethat.explaining.draw.render import draw_box
-from likethat.metrics.regions import peaks_of_maps
-from likethat.models.backbone import create_backbone
 
 
 def cubic(distance: float) -> float:
@@ -107,17 +105,6 @@ def test_upsampling_is_bicubic_interpolation() -> None:
     map_PHW = torch.randn(3, 7, 5)
     expected = F.interpolate(map_PHW[None], (64, 90), mode="bicubic", align_corners=False)[0]
     torch.testing.assert_close(upsample(map_PHW, (64, 90)), expected, atol=2e-6, rtol=0)
-
-
-def test_maps_are_drawn_where_cells_look() -> None:
-    """Half a cell up and to the left of its place in the map, for a network that looks there."""
-    backbone = create_backbone("resnet18", "none", (96, 96), fine_map=True, centred=True)
-    map_1HW = torch.zeros(1, *backbone.map_size)
-    map_1HW[0, 3, 4] = 1.0
-    x, y = peaks_of_maps(whole_map(backbone, map_1HW), backbone.input_size)[0].tolist()
-    assert (x, y) == pytest.approx((4 / 6, 3 / 6), abs=1 / 96)
-    backbone.centred = False
-    assert whole_map(backbone, map_1HW) is map_1HW
 
 
 def test_memory_chunks_do_not_change_the_boxes(monkeypatch: pytest.MonkeyPatch) -> None:

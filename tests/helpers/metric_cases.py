@@ -108,7 +108,6 @@ class Local(nn.Module):
     """A backbone that sees nothing beyond a cell: the mean colour of each of MAP x MAP cells."""
 
     name, input_size, map_size, channels, windows = "local", (SIDE, SIDE), (MAP, MAP), 3, None
-    offset = (0.0, 0.0)
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
         return F.avg_pool2d(x_B3HW, SIDE // MAP)

@@ -1,13 +1,11 @@
-"""Maps with smaller cells, and where cells look."""
+"""Maps with smaller cells."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from likethat.models.backbone import create_backbone
-from likethat.models.fine_map import looking_offset
 
 
 @pytest.mark.parametrize(
@@ -37,29 +35,3 @@ def test_nothing_before_the_last_stage_changes() -> None:
         backbone.net.layer3.register_forward_hook(lambda module, inputs, output: seen.append(output))
         backbone(x_B3HW)
     torch.testing.assert_close(*seen)
-
-
-@pytest.mark.parametrize(
-    ("layer", "offset"),
-    [
-        (nn.Conv2d(3, 4, 3, stride=2, padding=1), -0.25),  # cell i has its middle on pixel 2i: a quarter cell off
-        (nn.Sequential(*[nn.Conv2d(3, 3, 3, stride=2, padding=1) for _ in range(4)]), -0.5),  # 15/32 of a cell
-        (nn.Conv2d(3, 4, 2, stride=2), 0.0),
-        (nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(3, 3, 3, stride=2)), 0.25),
-    ],
-)
-def test_cells_look_where_strides_and_padding_put_them(layer: nn.Module, offset: float) -> None:
-    for module in layer.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.ones_(module.weight)  # all pixels of a window count alike
-    found = looking_offset(layer, (64, 64))
-    assert found == (round(2 * offset) / 2,) * 2 or abs(found[0] - offset) <= 0.25
-
-
-def test_known_networks_look_half_a_cell_to_either_side_or_straight_ahead() -> None:
-    offsets = {
-        name: create_backbone(name, "none", (96, 96), fine_map=True, centred=True).offset
-        for name in ("resnet18", "tf_efficientnet_lite0", "vgg11")
-    }
-    assert offsets == {"resnet18": (-0.5, -0.5), "tf_efficientnet_lite0": (0.5, 0.5), "vgg11": (0.0, 0.0)}
-    assert create_backbone("resnet18", "none", (96, 96)).offset == (0.0, 0.0), "drawn as published unless asked for"

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.config import AugmentConfig
-from likethat.data.cells import tiles
+from likethat.data.cells import Cells, tiles
 from likethat.data.loaders import Images
 from likethat.training.batches import FreshViews, Shown
 
@@ -27,24 +27,19 @@ def with_bright_spots() -> tuple[Images, Tensor]:
     return images, (middle_N2.flip(1) / (SIDE / 2) - 1)[:, None]
 
 
-def looked_at(value_BHW: Tensor, offset: float) -> Tensor:
-    """The mean over what each cell looks at: its own square, or the one half a cell above and to the left."""
-    cell = SIDE // CELLS
-    if offset:
-        value_BHW = F.pad(value_BHW, (cell // 2, 0, cell // 2, 0))[:, :SIDE, :SIDE]
-    return F.avg_pool2d(value_BHW[:, None], cell)[:, 0]
+def mean_by_cell(value_BHW: Tensor) -> Tensor:
+    return F.avg_pool2d(value_BHW[:, None], SIDE // CELLS)[:, 0]
 
 
-def shown_with(offset: float) -> Shown:
+@pytest.fixture
+def shown() -> Shown:
     images, place_N12 = with_bright_spots()
-    source = FreshViews(images, QUIET, tiles((CELLS, CELLS), (offset, offset)), place_N12)
+    source = FreshViews(images, QUIET, tiles((CELLS, CELLS)), place_N12)
     return source.show(*source.gather(torch.arange(IMAGES), 3))
 
 
-@pytest.mark.parametrize("offset", [0.0, -0.5])
-def test_parts_are_found_where_views_show_them(offset: float) -> None:
-    shown = shown_with(offset)
-    light_BHW = looked_at(shown.x_B3HW.mean(1), offset)
+def test_parts_are_found_where_views_show_them(shown: Shown) -> None:
+    light_BHW = mean_by_cell(shown.x_B3HW.mean(1))
     on_part_BHW = shown.part_BVmHW[:, :, 0].any(1)
     assert shown.part_BVmHW[:, 0].any()
     assert shown.part_BVmHW[:, 1].any(), "no piece shows the part of its own picture"
@@ -52,17 +47,16 @@ def test_parts_are_found_where_views_show_them(offset: float) -> None:
     assert float(on_part_BHW.float().mean()) < 0.2
 
 
-@pytest.mark.parametrize("offset", [0.0, -0.5])
-def test_cells_that_show_the_same_pixels_do(offset: float) -> None:
-    shown = shown_with(offset)
-    differs_BHW = looked_at((shown.x_B3HW - shown.x_B3HW.roll(1, 0)).abs().amax(1), offset)
+def test_cells_that_show_the_same_pixels_do(shown: Shown) -> None:
+    differs_BHW = mean_by_cell((shown.x_B3HW - shown.x_B3HW.roll(1, 0)).abs().amax(1))
     assert shown.same_BHW.any()
     assert float((differs_BHW * shown.same_BHW).max()) == 0
     assert float(differs_BHW.max()) > 0.1
 
 
 def test_places_of_cells() -> None:
-    cells = tiles((2, 4), (0.0, 0.5))
-    x, y = cells.places(torch.tensor([[0, 5]])).unbind(-1)
-    assert x.tolist() == [[-0.5, 0.0]]
+    x, y = tiles((2, 4)).places(torch.tensor([[0, 5]])).unbind(-1)
+    assert x.tolist() == [[-0.75, -0.25]]
     assert y.tolist() == [[-0.5, 0.5]]
+    windows = Cells((7, 7), (224, 224), extent=80, stride=24)
+    assert windows.places(torch.tensor(8)).tolist() == pytest.approx([(24 + 40) / 112 - 1] * 2)

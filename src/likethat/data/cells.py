@@ -16,7 +16,6 @@ class Cells:
     side: tuple[int, int]  # of the picture, in these units
     extent: int = 1
     stride: int = 1
-    offset: tuple[float, float] = (0.0, 0.0)  # how far below and to the right all of them are moved, in units
 
     @property
     def half(self) -> tuple[float, float]:
@@ -39,9 +38,9 @@ class Cells:
         return torch.stack([self._middle(cell % columns, 1), self._middle(cell // columns, 0)], -1)
 
     def _middle(self, number: Tensor, axis: int) -> Tensor:
-        return (number * 2 * self.stride + (self.extent + 2 * self.offset[axis])) / self.side[axis] - 1
+        return (number * 2 * self.stride + self.extent) / self.side[axis] - 1
 
 
-def tiles(size_hw: tuple[int, int], offset: tuple[float, float] = (0.0, 0.0)) -> Cells:
-    """Return cells that lie side by side and fill the picture, moved down and to the right by `offset` cells."""
-    return Cells(size_hw, size_hw, offset=offset)
+def tiles(size_hw: tuple[int, int]) -> Cells:
+    """Return cells that lie side by side and fill the picture."""
+    return Cells(size_hw, size_hw)

@@ -20,7 +20,6 @@ Place = TypeVar("Place", int, Tensor)
 
 PERCENTILE = 95.0  # the paper's
 CHUNK_PIXELS = 16_000_000  # upsampled at a time: 64 MB
-FINER = 4  # places for a cell, each way, of a map that is moved by half cells
 PLACES = 56  # rows and columns of a map of windows, at most
 SEEN_ALONE = "The box is all that the model has seen: nothing outside it can change the similarity."
 ROUNDING = 4e-6  # of a map's range: pixels closer than this to the threshold are equal to it
@@ -110,14 +109,10 @@ def patch_box(model: ProtoPNet, row: int, column: int) -> Box:
         x0, y0, x1, y1 = _window_box(model, row, column)
         return float(x0), float(y0), float(x1), float(y1)
     layer, backbone = model.prototype_layer, model.backbone
-    (down, right), (height, width) = backbone.offset, backbone.input_size
-    left, top, end, bottom = cell_box(row + down, column + right, backbone.map_size, layer.window, (height, width))
-    return max(left, 0.0), max(top, 0.0), min(end, float(width)), min(bottom, float(height))
+    return cell_box(row, column, backbone.map_size, layer.window, backbone.input_size)
 
 
-def cell_box(
-    row: float, column: float, map_hw: tuple[int, int], window: tuple[int, int], size_hw: tuple[int, int]
-) -> Box:
+def cell_box(row: int, column: int, map_hw: tuple[int, int], window: tuple[int, int], size_hw: tuple[int, int]) -> Box:
     """Return the rectangle of the picture that a prototype's window covers at this place of the latent map."""
     step_y, step_x = size_hw[0] / map_hw[0], size_hw[1] / map_hw[1]
     return column * step_x, row * step_y, (column + window[1]) * step_x, (row + window[0]) * step_y
@@ -132,17 +127,9 @@ def _window_box(model: ProtoPNet, row: Place, column: Place) -> tuple[Place, Pla
 
 
 def whole_map(backbone: Backbone, map_PHW: Tensor) -> Tensor:
-    """Return the map as it lies in the picture: where its cells look; or, of the windows over a place, the one with the
-    largest value."""
+    """Return the map as it lies in the picture. Of the windows over a place, the one with the largest value counts."""
     if backbone.windows is not None:
         return _best_window(backbone, backbone.windows, map_PHW)
-    if backbone.offset == (0.0, 0.0):
-        return map_PHW
-    rows, columns = map_PHW.shape[1:]
-    map_PHW = upsample(map_PHW, (FINER * rows, FINER * columns))
-    for axis, cells in zip((1, 2), backbone.offset, strict=True):
-        place_n = torch.arange(map_PHW.shape[axis], device=map_PHW.device) - round(FINER * cells)
-        map_PHW = map_PHW.index_select(axis, place_n.clamp(0, len(place_n) - 1))  # beyond the rim as at the rim
     return map_PHW
 
 

