@@ -107,7 +107,9 @@ def main(argv: list[str] | None = None) -> int:
 def _work_together(args: argparse.Namespace) -> int:
     """Work as one of the processes that torchrun started; only the main process answers."""
     if not args.together or getattr(args, "interpretability", False):
-        raise UserError("Only train, baseline, evaluate and atlas use several processes; start this without torchrun.")
+        raise UserError(
+            "Only train, baseline, evaluate, predict and atlas use several processes; start this without torchrun."
+        )
     with distributed.session(), open(os.devnull, "w", errors="replace") as nowhere:
         stdout = sys.stdout if distributed.is_main_process() else nowhere
         with redirect_stdout(stdout):
@@ -119,7 +121,8 @@ def _process() -> str:
 
 
 def _how_to_go_on(arguments: list[str]) -> str:
-    if arguments[:1] == ["reproduce"]:
+    to_file = arguments[:1] == ["predict"] and any(word.startswith("--out") for word in arguments)
+    if arguments[:1] == ["reproduce"] or to_file:
         return f"; go on with: {shlex.join(['likethat', *arguments])}"
     if arguments[:1] not in (["train"], ["baseline"]):
         return ""

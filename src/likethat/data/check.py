@@ -159,10 +159,10 @@ def _too_few(dataset: DataSet, bad: set[str]) -> list[DataProblem]:
 
 
 def map_in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None, *, ahead: int = 0
 ) -> Iterator[Result]:
-    """Yield results in order, from one thread per processor unless told otherwise; few are under way at any time.
-    Processes on one machine share its processors.
+    """Yield results in order, from one thread per processor unless told otherwise; few are under way at any time, but
+    at least `ahead`. Processes on one machine share its processors.
 
     Pillow lets go of Python's lock while it decodes and resizes, so threads keep the processors busy.
     """
@@ -174,7 +174,7 @@ def map_in_threads(
         try:
             for item in items:
                 under_way.append(pool.submit(function, item))
-                if len(under_way) >= 8 * workers:
+                if len(under_way) >= max(8 * workers, ahead):
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()

@@ -90,6 +90,10 @@ class DistanceMaps:
     def distances(self) -> Tensor:
         return self._finish(self.start_BPHW, self.rest_P[..., None, None])
 
+    def of_pairs(self, image_S: Tensor, prototype_S: Tensor) -> Tensor:
+        """Return the distances of some prototypes in some images of the batch: S, H, W."""
+        return self._finish(self.start_BPHW[image_S, prototype_S], self.rest_P[prototype_S, None, None])
+
     def smallest(self) -> Tensor:
         """Return the smallest distance of each prototype over all patches of an image: B, P."""
         return self._finish(self.start_BPHW.flatten(2).amin(2), self.rest_P)

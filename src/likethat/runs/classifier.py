@@ -177,11 +177,16 @@ class Classifier:
         informed = self.calibration.informs(level)
         verdicts: list[Verdict | None] = []
         similarity_B, nearest_B = score_BP.max(1)
-        columns = (logits_BK.softmax(1), likeness_of(logits_BK), nearest_B, similarity_B, self._holds_source(score_BP))
-        for probability_K, likeness, nearest, similarity, source in zip(*(c.tolist() for c in columns), strict=True):
-            chosen = self.calibration.prediction_set(probability_K, level)
-            if source and not chosen:
-                chosen = [max(range(len(probability_K)), key=probability_K.__getitem__)]
+        probability_BK, holds_B = logits_BK.softmax(1), self._holds_source(score_BP)
+        # A picture that a prototype was cut from has its likeliest class at least.
+        size_B = self.calibration.prediction_sets(probability_BK, level).sum(1).maximum(holds_B.long())
+        most = int(size_B.max()) if len(size_B) else 0
+        likeliest_Bk = probability_BK.argsort(dim=1, descending=True, stable=True)[:, :most]
+        columns = (likeliest_Bk, size_B, likeness_of(logits_BK), nearest_B, similarity_B, holds_B)
+        for likeliest_k, size, likeness, nearest, similarity, source in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            chosen = likeliest_k[:size]
             verdicts.append(
                 Verdict(
                     level=level,
@@ -201,7 +206,7 @@ class Classifier:
     def _holds_source(self, score_BP: Tensor) -> Tensor:
         """Return whether each picture holds the very patch that some prototype is, and so cannot be unlike all."""
         least_P = [
-            member.prototype_layer.similarity.of_distance(torch.full_like(score_BP[0, :1], SAME_PATCH)).expand(
+            member.prototype_layer.similarity.of_distance(score_BP.new_full((1,), SAME_PATCH)).expand(
                 len(member.prototype_layer.class_P)
             )
             for member in self.networks
