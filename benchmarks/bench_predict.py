@@ -101,10 +101,9 @@ def main() -> int:
     met = THROUGHPUT.met_by(share)
     print(f"answers.csv: {size / 1e6:.1f} MB")
     if few and many:
-        print(
-            f"memory: {few / 1e6:.0f} MB at a tenth, {many / 1e6:.0f} MB: {many / few:.2f}  {MEMORY.next_to(many / few)}"
-        )
-        met &= MEMORY.met_by(many / few)
+        share = many / few
+        print(f"memory: {few / 1e6:.0f} MB at a tenth, {many / 1e6:.0f} MB: {share:.2f}  {MEMORY.next_to(share)}")
+        met &= MEMORY.met_by(share)
     print(verdict(met))
     return 0 if met else 1
 
