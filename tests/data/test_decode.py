@@ -235,7 +235,11 @@ def png_16(colour_HW3: np.ndarray) -> bytes:
     """Write a PNG of 16-bit colours, which Pillow cannot."""
     height, width, _ = colour_HW3.shape
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colour_HW3)
-    chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    )
     body = b"".join(struct.pack(">I", len(c)) + k + c + struct.pack(">I", zlib.crc32(k + c)) for k, c in chunks)
     return b"\x89PNG\r\n\x1a\n" + body
 

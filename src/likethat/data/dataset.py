@@ -22,6 +22,7 @@ class Sample:
     mask: str | None = None  # picture of the same size, not black where the object is; relative to the root as well
     weight: float = 1.0  # how much it counts in training
     row: int | None = None  # of the table that lists it, as a spreadsheet counts
+    value_range: tuple[float, float] | None = None  # values that become black and white, if it has more than 8 bits
 
 
 @dataclass(frozen=True)

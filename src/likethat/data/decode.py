@@ -34,9 +34,7 @@ with contextlib.suppress(ImportError):  # the extra `heic`
 
     pillow_heif.register_heif_opener()
 
-FORMATS = tuple(
-    name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF") if name in Image.OPEN
-)
+FORMATS = tuple(name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF") if name in Image.OPEN)
 READABLE = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, HEIC or DICOM"
 COLOUR = "16-bit colour"
 MAX_SIDE = 20_000
@@ -125,9 +123,7 @@ def read_image(
     return rgb
 
 
-def _read_dicom(
-    data: bytes, page: int, name: str, value_range: Range | None, max_pixels: int
-) -> Image.Image:
+def _read_dicom(data: bytes, page: int, name: str, value_range: Range | None, max_pixels: int) -> Image.Image:
     try:
         picture = DicomPicture(data, page)
         _check_size(picture.size, name, max_pixels)

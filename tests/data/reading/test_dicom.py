@@ -52,7 +52,9 @@ def test_the_files_window_is_applied_after_rescaling(tmp_path):
 
 
 def test_a_stated_range_comes_before_the_files_window(tmp_path):
-    path = write_dicom(tmp_path / "a.dcm", RAMP, RescaleIntercept=-1024, RescaleSlope=1, WindowCenter=40, WindowWidth=400)
+    path = write_dicom(
+        tmp_path / "a.dcm", RAMP, RescaleIntercept=-1024, RescaleSlope=1, WindowCenter=40, WindowWidth=400
+    )
     assert np.array_equal(gray(path, value_range=(-1000, 400)), between(RAMP - 1024.0, -1000, 400))
 
 
@@ -108,17 +110,17 @@ def test_nothing_of_the_patient_is_told(tmp_path, recwarn, capsys):
     good = write_dicom(tmp_path / "a.dcm", RAMP)
     image = read_image(good)
     assert PATIENT not in repr(vars(image))
-    data = bytearray(good.read_bytes())
-    start = data.index(PATIENT.encode())
+    data, errors = bytearray(good.read_bytes()), []
+    assert PATIENT.encode() in data
     for number in range(132, len(data), 13):  # damaged anywhere: in the patient's name, in lengths, in pixels
         broken = bytearray(data)
         broken[number] ^= 0xFF
         try:
             read_image(bytes(broken[: len(data) - number % 50]), name="x.dcm")
         except ImageError as error:
-            assert "Secret" not in str(error)
-            assert error.__cause__ is None, "a traceback must not quote the file"
-    assert start > 132
+            errors.append(error)
+    assert errors
+    assert not [error for error in errors if "Secret" in str(error) or error.__cause__ is not None]
     assert not [warning for warning in recwarn if "Secret" in str(warning.message)]
     assert "Secret" not in "".join(capsys.readouterr())
 

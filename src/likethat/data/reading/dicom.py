@@ -116,7 +116,9 @@ class DicomPicture:
             return None
         bits, signed = int(self.file.BitsStored), int(self.file.PixelRepresentation) == 1
         ends = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if signed else of_bits(bits)
-        slope, intercept = (float(ranges.get(name, usual)) for name, usual in (("RescaleSlope", 1), ("RescaleIntercept", 0)))
+        slope, intercept = (
+            float(ranges.get(name, usual)) for name, usual in (("RescaleSlope", 1), ("RescaleIntercept", 0))
+        )
         low, high = sorted(slope * end + intercept for end in ends)
         return low, high
 

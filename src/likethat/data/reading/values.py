@@ -49,7 +49,9 @@ def to_8_bits(
         raise UnknownRange(f"{kind} values from {low:g} to {high:g} have no agreed range")
     black, white = chosen
     if stated is None and (low < black - SLACK * (white - black) or high > white + SLACK * (white - black)):
-        raise UnknownRange(f"{kind} values are read from {black:g} to {white:g}, and these run from {low:g} to {high:g}")
+        raise UnknownRange(
+            f"{kind} values are read from {black:g} to {white:g}, and these run from {low:g} to {high:g}"
+        )
     # Rounded half up: of 16 bits, 257 * k gives exactly k, and the steps are of equal width.
     scaled_HW = np.floor((values_HW.astype(np.float64) - black) * 255 / (white - black) + 0.5)
     pixel_HW = np.where(finite_HW, np.clip(np.nan_to_num(scaled_HW), 0, 255), 0).astype(np.uint8)
@@ -81,4 +83,5 @@ def _advice(ranges: list[Range], low: float | None, high: float | None) -> str:
     if high - black >= DARK * (white - black):
         return ""
     top = 2 ** math.ceil(math.log2(max(high, 1) + 1)) - 1 if high == int(high) else high
-    return f"; most of that is empty, so they look nearly black: state their range, as --value-range {min(low, 0):g},{top:g}"
+    stated = f"{min(low, 0):g},{top:g}"
+    return f"; most of that is empty, so they look nearly black: state their range, as --value-range {stated}"
