@@ -221,8 +221,9 @@ def _usual_range(image: Image.Image) -> tuple[str, Range | None]:
     """
     if image.mode == "F":
         return "float", (0.0, 1.0)
-    tile = image.tile[0] if getattr(image, "tile", None) else None
-    raw = str(tile[3] if tile and isinstance(tile[3], str) else tile[3][0] if tile and tile[3] else "")
+    tiles = getattr(image, "tile", None)
+    stored = tiles[0][3] if tiles else ""  # how Pillow calls what it is about to read
+    raw = str(stored[0] if isinstance(stored, tuple) and stored else stored)
     if image.mode == "I" and raw != "I;16B":  # how earlier versions of Pillow read PNG files of 16 bits
         return "whole-number", None
     if image.mode.startswith("I"):

@@ -70,9 +70,17 @@ def open_dataset(
     if not root.exists():
         raise UserError(f"{path} does not exist: give the folder that holds the images, or a table that lists them")
     if table := find_table(root):
-        fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
-        naming = {"columns": columns, "images": images, "strict": strict}
-        return open_table(table, seed=seed, full_images=full_images, value_range=value_range, **fractions, **naming)
+        return open_table(
+            table,
+            seed=seed,
+            full_images=full_images,
+            val_fraction=val_fraction,
+            test_fraction=test_fraction,
+            columns=columns,
+            images=images,
+            value_range=value_range,
+            strict=strict,
+        )
     if not root.is_dir():
         raise UserError(
             f"{path} is a file: give the folder that holds the images (unpack it first if it is an archive), or a "

@@ -78,7 +78,8 @@ class DicomPicture:
         # A window, or a table in its place, says which values are to be seen; without either, all that can be.
         if stated is None and "WindowCenter" not in ranges and ranges.get("VOILUTSequence"):
             bits = int(ranges.VOILUTSequence[0].LUTDescriptor[2])
-            values_HW, usual = np.asarray(apply_voi(values_HW.astype(np.int64), ranges), np.float64), of_bits(bits)
+            values_HW = np.asarray(apply_voi(values_HW.astype(np.int64), ranges), np.float64)
+            usual: Range | None = of_bits(bits)
         else:
             usual = self._window(ranges) or self._all_values(ranges)
             if usual is not None and stated is None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from likethat.errors import UserError
 
 BOX = ("x0", "y0", "x1", "y1")
+NEEDED = ("path", "label")
 COLUMNS = ("path", "label", "split", "group", *BOX, "mask", "weight", "page")
 
 
@@ -27,16 +28,16 @@ def parse_columns(text: str) -> dict[str, str]:
 
 
 def find_columns(
-    header: Sequence[str], named: Mapping[str, str], table: str, *, strict: bool, needed: Sequence[str]
+    header: Sequence[str], named: Mapping[str, str], table: str, *, strict: bool, wanted: Sequence[str]
 ) -> dict[str, int]:
-    """Return the place of every column that the table has. A table that is not the one that columns were named for
-    (`strict` is False) may also have the usual names."""
+    """Return the place of every wanted column that the table has. A table that is not the one that columns were named
+    for (`strict` is False) may also have the usual names."""
     places: dict[str, list[int]] = {}
     for place, name in enumerate(header):
         places.setdefault(name.strip().casefold(), []).append(place)
     listed = ", ".join(name.strip() for name in header[:20]) or "none"
     found: dict[str, int] = {}
-    for meaning in COLUMNS:
+    for meaning in wanted:
         name = named.get(meaning, meaning)
         if meaning in named and name.casefold() not in places:
             if strict:
@@ -47,7 +48,7 @@ def find_columns(
             raise UserError(f"{table} has {len(here)} columns called '{name}'; rename or remove all but one.")
         if here:
             found[meaning] = here[0]
-        elif meaning in needed:
+        elif meaning in NEEDED:
             raise UserError(
                 f"{table} has no column '{meaning}'; its columns are {listed}. Say which one it is, as in "
                 f"--columns {meaning}={(header[0].strip() if header else '') or 'NAME'}."

@@ -27,7 +27,7 @@ class Table:
     the header is row 1; a Parquet file has none."""
 
     rows: Sequence[int]
-    columns: dict[str, list[str]]
+    columns: dict[str, list[Any]]
 
 
 def is_table(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,10 @@ from likethat.data.dataset import PARTS, DataSet, Sample, hold_out
 from likethat.data.groups import hold_out_groups
 from likethat.data.reading.pages import split_page, with_page
 from likethat.data.reading.values import Range
-from likethat.data.tables.columns import BOX, find_columns, parse_columns
+from likethat.data.tables.columns import BOX, COLUMNS, find_columns, parse_columns
 from likethat.data.tables.rows import Table, is_table, read_table
 from likethat.data.tables.values import (
     BadValue,
-    Box,
     are_plain,
     read_box,
     read_label,
@@ -29,6 +28,17 @@ from likethat.data.tables.values import (
 )
 from likethat.errors import UserError
 
+NEEDED = object()  # in place of what a value is where it is empty
+READERS: dict[str, tuple[Callable[[Any], object], object]] = {
+    "path": (read_path, NEEDED),
+    "label": (read_label, NEEDED),
+    "split": (read_part, NEEDED),
+    "box": (read_box, None),
+    "group": (str.strip, None),
+    "mask": (read_path, None),
+    "weight": (read_weight, 1.0),
+    "page": (read_page, 1),
+}
 SHOWN, KEPT = 3, 1000  # bad rows in a sentence, and of a kind in memory
 LOOKED_AT = 100  # rows whose files are looked for at once: where all are missing, the paths mean something else
 
@@ -82,40 +92,36 @@ def open_table(
     """Open the data set that the table lists. Where it has no column `split`, or no row of a part, pictures of the part
     are held out: whole groups where it has a column `group`."""
     base = _images_folder(table, images)
-    read = _read(table, columns, strict, ("path", "label"))
+    read = _read(table, columns, strict, COLUMNS)
     root, paths, masks = _relative_to_root(table, base, read)
-    labels, splits = read.columns["label"], read.columns.get("split") or ["train"] * len(paths)
+    labels, splits = read.columns["label"], read.columns["split"]
     classes = _classes(table, read.rows, labels, splits)
     number_of = {name: label for label, name in enumerate(classes)}
-    boxes: Sequence[Box | None] = read.columns.get("box") or [None] * len(paths)  # type: ignore[assignment]
-    groups, weights = (
-        read.columns.get(name) or [usual] * len(paths) for name, usual in (("group", None), ("weight", 1.0))
-    )
+    others = (read.columns[name] for name in ("box", "group", "weight"))
     parts: dict[str, list[Sample]] = {"train": []}
-    for row, path, label, part, box, group, mask, weight in zip(
-        read.rows, paths, labels, splits, boxes, groups, masks, weights, strict=True
+    for row, path, mask, label, part, box, group, weight in zip(
+        read.rows, paths, masks, labels, splits, *others, strict=True
     ):
-        sample = Sample(path, number_of[label], None if full_images else box, group, mask, weight, row, value_range)  # type: ignore[arg-type]
+        box = None if full_images else box
+        sample = Sample(path, number_of[label], box, group, mask, weight, row, value_range)
         parts.setdefault(part, []).append(sample)
-    has_groups = "group" in read.columns
-    if has_groups:
-        _check_groups(table, parts)
     fractions = {"test": test_fraction, "val": val_fraction}
     held_out = tuple(part for part in fractions if part not in parts)
     wanted = [fractions[part] for part in held_out]
-    if has_groups:
+    if any(group is not None for group in read.columns["group"]):
+        _check_groups(table, parts)
         kept, *taken = hold_out_groups(parts["train"], wanted, seed=seed)
     else:
         kept, *taken = hold_out(parts["train"], classes, wanted, seed=seed)
     whole: Mapping[str, Sequence[Sample]] = parts | dict(zip(held_out, taken, strict=True)) | {"train": kept}
-    in_order = (tuple(sorted(whole[part], key=attrgetter("label", "path"))) for part in PARTS)
-    return DataSet(root, "table", classes, *in_order, held_out, table)
+    train, val, test = (tuple(sorted(whole[part], key=attrgetter("label", "path"))) for part in PARTS)
+    return DataSet(root, "table", classes, train, val, test, held_out, table)
 
 
 def list_pictures(table: Path, columns: str = "", images: str = "", *, strict: bool = True) -> list[Path]:
     """Return the pictures that a table lists, in its order; it need not have labels."""
     base = _images_folder(table, images)
-    return [base / path for path in _read(table, columns, strict, ("path",)).columns["path"]]
+    return [base / path for path in _read(table, columns, strict, ("path", "page")).columns["path"]]
 
 
 def _images_folder(table: Path, images: str) -> Path:
@@ -126,47 +132,38 @@ def _images_folder(table: Path, images: str) -> Path:
     return folder
 
 
-def _read(table: Path, columns: str, strict: bool, needed: Sequence[str]) -> Table:
-    """Read the table's columns as what they mean; boxes are one column, and pages belong to paths."""
+def _read(table: Path, columns: str, strict: bool, wanted: Sequence[str]) -> Table:
+    """Read the wanted columns of the table as what they mean; boxes are one column, and pages belong to paths."""
     named = parse_columns(columns)
-    texts = read_table(table, lambda header: find_columns(header, named, str(table), strict=strict, needed=needed))
+    texts = read_table(table, lambda header: find_columns(header, named, str(table), strict=strict, wanted=wanted))
     if not texts.rows:
         raise UserError(f"{table} has no rows below its header; add a row for every picture.")
     problems, rows, found = Problems(table), texts.rows, dict[str, list[Any]]()
-    readers: dict[str, Callable[[str], object]] = {
-        "path": read_path,
-        "label": read_label,
-        "split": read_part,
-        "group": lambda text: text.strip() or None,
-        "mask": lambda text: read_path(text) if text.strip() else None,
-        "weight": lambda text: read_weight(text) if text.strip() else 1.0,
-        "page": lambda text: read_page(text) if text.strip() else 1,
-    }
-    if are_plain(texts.columns["path"]):
-        readers["path"] = str
-    for name, read in readers.items():
-        if name in texts.columns and (name in needed or "label" in needed or name == "page"):
-            found[name] = _read_column(texts.columns[name], read, rows, problems)
-    if "x0" in texts.columns and "label" in needed:
-        corners = list(zip(*(texts.columns[name] for name in BOX), strict=True))
-        found["box"] = _read_column(corners, read_box, rows, problems)
+    if "x0" in texts.columns:
+        texts.columns["box"] = list(zip(*(texts.columns[name] for name in BOX), strict=True))
+    for name, (read, usual) in READERS.items():
+        if name not in texts.columns:
+            found[name] = ["train" if name == "split" else usual] * len(rows)
+        elif name == "path" and are_plain(texts.columns[name]):
+            found[name] = texts.columns[name]
+        else:
+            found[name] = _read_column(texts.columns[name], read, usual, rows, problems)
     problems.refuse()
-    if pages := found.pop("page", None):
-        found["path"] = [with_page(path, page) for path, page in zip(found["path"], pages, strict=True)]
+    if "page" in texts.columns:
+        found["path"] = [with_page(path, page) for path, page in zip(found["path"], found["page"], strict=True)]
     return Table(rows, found)
 
 
 def _read_column(
-    texts: Sequence[Hashable], read: Callable[[Any], object], rows: Sequence[int], problems: Problems
+    texts: Sequence[Any], read: Callable[[Any], object], usual: object, rows: Sequence[int], problems: Problems
 ) -> list[Any]:
     """Read every different text once: a million rows have few different labels."""
-    values: dict[Hashable, object] = {}
-    bad: dict[Hashable, str] = {}
-    if read is str:
-        return list(texts)
+    values: dict[str | tuple[str, ...], object] = {}
+    bad: dict[str | tuple[str, ...], str] = {}
     for text in set(texts):
+        is_empty = not "".join(text).strip()
         try:
-            values[text] = read(text)
+            values[text] = usual if is_empty and usual is not NEEDED else read(text)
         except BadValue as error:
             bad[text] = str(error)
     if bad:
@@ -183,7 +180,7 @@ def _relative_to_root(table: Path, base: Path, read: Table) -> tuple[Path, list[
             f"{table}, row {read.rows[0]}: there is no file {base / paths[0]}, nor any that the next rows name. Paths "
             "are relative to the table; say with --images FOLDER where the pictures lie."
         )
-    masks: list[str | None] = read.columns.get("mask") or [None] * len(paths)  # type: ignore[assignment]
+    masks: list[str | None] = read.columns["mask"]
     root, odd = base, ("./", "//", "\n/", ":")  # what paths may have that are not simply names of files below the base
     together = "\n".join(["", *paths, *filter(None, masks)])
     if any(mark in together for mark in odd):

@@ -60,9 +60,7 @@ def read_part(text: str) -> str:
     return part
 
 
-def read_box(texts: Sequence[str]) -> Box | None:
-    if not any(text.strip() for text in texts):
-        return None
+def read_box(texts: Sequence[str]) -> Box:
     x0, y0, x1, y1 = (_number(text, name) for text, name in zip(texts, BOX, strict=True))
     if not (0 <= x0 < x1 and 0 <= y0 < y1):
         raise BadValue(f"the box {x0:g},{y0:g},{x1:g},{y1:g} is none: x0 and y0 are its upper left corner, from 0 on")
