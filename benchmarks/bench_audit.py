@@ -1,4 +1,4 @@
-"""How many wrong labels `likethat data audit` finds: CUB-200-2011 with some labels swapped at random, for each seed a run
+"""How many wrong labels `likethat data audit` finds: CUB-200-2011 with some labels swapped, for each seed a run
 of its own.
 
     python benchmarks/bench_audit.py CUB_200_2011 [--species 200] [--share 0.02] [--first 0.03] [--seeds 1,2]

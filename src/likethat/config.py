@@ -15,6 +15,7 @@ from likethat.option_values import coerce, read_toml
 from likethat.windows import NO_WINDOWS, check_windows
 
 MOST_INPUT = 4096  # pixels of a side that networks see
+ANY_VALUES = (0.0, 0.0)  # the kind of a file says which of its values are black and white
 AUTO_WIDTH = -1  # of the latent map: the run chooses it by cross-validation
 NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -30,6 +31,11 @@ class DataConfig:
     test_fraction: float = _option(0.2, "share of the images held out for test where there is no test/")
     full_images: bool = _option(False, "use whole pictures where the data set has boxes to crop to")
     skip_bad: bool = _option(False, "train without unreadable and duplicate files instead of stopping")
+    columns: str = _option("", "names that columns have in a table, like path=file,label=diagnosis,group=patient")
+    images: str = _option("", "folder that a table's paths are relative to, itself relative to the table")
+    value_range: tuple[float, float] = _option(
+        ANY_VALUES, "values of pictures of more than 8 bits that become black and white", words={"auto": ANY_VALUES}
+    )
 
 
 @dataclass(frozen=True)
@@ -256,6 +262,7 @@ def from_dict(saved: dict[str, Any]) -> Config:
 
 def _check(config: Config) -> None:
     """Refuse numbers that would train nothing or crash later."""
+    width, (low, high) = config.model.latent_width, config.data.value_range
     rules = [
         *[
             (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
@@ -283,12 +290,9 @@ def _check(config: Config) -> None:
         (len(config.train.joint_epochs) > 0, "--joint-epochs needs at least one number"),
         (all(epochs >= 0 for epochs in config.train.joint_epochs), "--joint-epochs must not be negative"),
         (config.model.prototypes_per_class >= 1, "--prototypes-per-class must be at least 1"),
+        (width >= 1 or width == AUTO_WIDTH, "--latent-width must be at least 1, or auto"),
         (
-            config.model.latent_width >= 1 or config.model.latent_width == AUTO_WIDTH,
-            "--latent-width must be at least 1, or auto",
-        ),
-        (
-            config.model.latent_width != AUTO_WIDTH or config.train.has_baseline,
+            width != AUTO_WIDTH or config.train.has_baseline,
             "--latent-width auto compares widths by a baseline's patches (--baseline-epochs, "
             "--from-baseline); without one, name a number",
         ),
@@ -298,6 +302,7 @@ def _check(config: Config) -> None:
             f"--input-size must lie between 16 and {MOST_INPUT}",
         ),
         (0 < config.data.val_fraction < 1, "--val-fraction must lie between 0 and 1"),
+        (low < high or (low, high) == ANY_VALUES, "--value-range takes two numbers, the lower one first"),
         (0 < config.data.test_fraction < 1, "--test-fraction must lie between 0 and 1"),
         (config.train.ridge > 0, "--ridge must be greater than 0, or the last layer has no optimum"),
         (0 <= config.train.label_smoothing < 1, "--label-smoothing must lie between 0 and 1"),

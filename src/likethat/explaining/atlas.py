@@ -12,7 +12,7 @@ from torch import Tensor
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import DataSet, Sample, fingerprint
 from likethat.data.decode import Box
-from likethat.data.files import digest_file
+from likethat.data.reading.pages import digest_picture
 from likethat.distributed import gather_rows
 from likethat.errors import UserError
 from likethat.explaining.boxes import match_boxes
@@ -107,7 +107,7 @@ def check_unchanged(classifier: Classifier, dataset: DataSet) -> None:
 
 def _sha256(path: Path) -> str:
     try:
-        return digest_file(path)
+        return digest_picture(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); restore it.") from error
 

@@ -3,7 +3,6 @@ that similarities depend on their boxes alone."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor
 
 from likethat.data.decode import ImageError, read_image, to_input
-from likethat.data.files import read_file
 from likethat.data.loaders import to_unit
+from likethat.data.reading.pages import digest_data, read_page
+from likethat.data.reading.values import Range
 from likethat.explaining.box_proof import MOST_CHANGE, PICTURES, BoxProof, changes_by_outside, sample_prototypes
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
@@ -77,15 +77,17 @@ def verify(classifier: Classifier, roots: Sequence[Path], advance: Advance | Non
         images += len(by_image)
         groups = list(by_image.values())
         for start in range(0, len(groups), BATCH):
-            error, found = _verify_images(model, groups[start : start + BATCH], roots[member])
+            part = groups[start : start + BATCH]
+            error, found = _verify_images(model, part, roots[member], classifier.value_range)
             worst = max(worst, error)
             failures += found
-            done += sum(len(group) for group in groups[start : start + BATCH])
+            done += sum(len(group) for group in part)
             if advance:
                 advance(done, len(classifier.prototypes))
         if model.backbone.windows is not None:
             step = -(-len(groups) // PICTURES)
-            proof, found = prove_boxes(model, [group[0][1] for group in groups[::step]], own, roots[member])
+            sources = [group[0][1] for group in groups[::step]]
+            proof, found = prove_boxes(model, sources, own, roots[member], classifier.value_range)
             proofs.append(proof)
             failures += found
     boxes = BoxProof(
@@ -97,7 +99,11 @@ def verify(classifier: Classifier, roots: Sequence[Path], advance: Advance | Non
 
 
 def prove_boxes(
-    model: ProtoPNet, sources: Sequence[Prototype], own: Sequence[Prototype], root: Path
+    model: ProtoPNet,
+    sources: Sequence[Prototype],
+    own: Sequence[Prototype],
+    root: Path,
+    value_range: Range | None = None,
 ) -> tuple[BoxProof, list[Failure]]:
     """Replace everything outside the boxes of some of the network's `own` prototypes, in the training pictures of
     `sources`, by other pictures: similarities must not change."""
@@ -105,7 +111,7 @@ def prove_boxes(
     pictures = [
         (source, read)
         for source in sources
-        if isinstance(read := _read(root, source, model.backbone.input_size), Tensor)
+        if isinstance(read := _read(root, source, model.backbone.input_size, value_range), Tensor)
     ]
     if not pictures:  # which is told already
         return BoxProof(0, 0, 0.0), []
@@ -122,13 +128,13 @@ def prove_boxes(
     return BoxProof(len(pictures), len(compared), worst), failures
 
 
-def _read(root: Path, source: Prototype, size_hw: tuple[int, int]) -> Tensor | str:
+def _read(root: Path, source: Prototype, size_hw: tuple[int, int], value_range: Range | None) -> Tensor | str:
     """Return what the network saw of a prototype's training picture, or why it cannot be known."""
     try:
-        data = read_file(root / source.path)
-        if hashlib.sha256(data).hexdigest() != source.sha256:
+        data, page = read_page(root / source.path)
+        if digest_data(data, page) != source.sha256:
             return "the image file has changed since training"
-        image = read_image(data, name=source.path)
+        image = read_image(data, name=source.path, value_range=value_range, page=page)
     except (OSError, ImageError) as error:
         return f"the image file cannot be read ({getattr(error, 'strerror', None) or error})"
     return torch.from_numpy(to_input(image, source.crop_to, size_hw)[0]).permute(2, 0, 1)
@@ -136,13 +142,13 @@ def _read(root: Path, source: Prototype, size_hw: tuple[int, int]) -> Tensor | s
 
 @torch.no_grad()
 def _verify_images(
-    model: ProtoPNet, groups: list[list[tuple[int, Prototype]]], root: Path
+    model: ProtoPNet, groups: list[list[tuple[int, Prototype]]], root: Path, value_range: Range | None
 ) -> tuple[float, list[Failure]]:
     """Return the largest error, and what fails, among the prototypes of a few images."""
     layer, device = model.prototype_layer, next(model.parameters()).device
     pixels, readable, failures = [], [], []
     for group in groups:
-        read = _read(root, group[0][1], model.backbone.input_size)
+        read = _read(root, group[0][1], model.backbone.input_size, value_range)
         if isinstance(read, str):
             failures += [Failure(prototype.id, prototype.path, read) for _, prototype in group]
             continue

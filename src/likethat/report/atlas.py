@@ -184,7 +184,7 @@ def _write_pictures(folder: Path, atlas: Atlas, advance: Advance | None) -> dict
 
     def draw(numbered: tuple[int, Sample]) -> Thumbnail:
         number, sample = numbered
-        image = read_image(atlas.root / sample.path)
+        image = read_image(atlas.root / sample.path, value_range=atlas.classifier.value_range)
         _, view = to_input(image, sample.box, (1, 1))  # shares of a picture are pixels of one of a single pixel
         small = shrink(seen_part(image, view), side)
         name = f"{PICTURES}/{number}.webp"

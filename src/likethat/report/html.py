@@ -8,7 +8,7 @@ from typing import Any
 
 from likethat.data.dataset import IMAGES_OF
 from likethat.explaining.draw.page import write_page
-from likethat.explaining.draw.pictures import Pictures
+from likethat.explaining.draw.pictures import Picture, Pictures
 from likethat.explaining.explanation import Explanation
 from likethat.metrics.figure import wilson_interval
 from likethat.report.curves import epoch_charts
@@ -75,6 +75,7 @@ def write_report(
         measurements=read_measured(run, classifier.prototypes),
         gallery=gallery,
         pictures=pictures,
+        near_duplicates=_near_duplicates(run),
     )
 
 
@@ -94,7 +95,14 @@ def write_baseline_report(run: Path, backbone: str, classes: Sequence[str]) -> P
         counts=layout.read_record(run).data.counts,
         charts=epoch_charts(metrics),
         cycles=(),
+        near_duplicates=_near_duplicates(run),
     )
+
+
+def _near_duplicates(run: Path) -> Picture | None:
+    """Return the picture of pairs that look nearly alike, where training found some."""
+    found = (run / layout.NEAR_DUPLICATES).is_file()
+    return Pictures(inline=True).of_file(run, layout.NEAR_DUPLICATES) if found else None
 
 
 def _cycles(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

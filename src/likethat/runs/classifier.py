@@ -12,7 +12,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from likethat.data.decode import Box, View, read_image, to_input
+from likethat.data.formats import stated_range
 from likethat.data.loaders import to_unit
+from likethat.data.reading.values import Range
 from likethat.errors import UserError
 from likethat.models.backbone import place
 from likethat.models.protopnet import Output, ProtoPNet, create_protopnet, summed_logits
@@ -66,12 +68,14 @@ class Classifier:
         members: Sequence[ProtoPNet],
         prototypes: Sequence[Prototype],
         calibration: Calibration | None = None,
+        value_range: Range | None = None,
     ) -> None:
         self.path = path
         self.classes = tuple(classes)
         self.members = torch.nn.ModuleList(members).eval()
         self.prototypes = tuple(prototypes)
         self.calibration = calibration
+        self.value_range = value_range  # as it was trained with, of pictures of more than 8 bits
         self.device = next(self.members.parameters()).device
 
     def __repr__(self) -> str:
@@ -115,7 +119,7 @@ class Classifier:
         return load(hub.find_pretrained(source), device)
 
     def prepare(self, source: PictureSource, crop_to: Box | None = None) -> PreparedPicture:
-        image = read_image(Path(source) if isinstance(source, str) else source)
+        image = read_image(Path(source) if isinstance(source, str) else source, value_range=self.value_range)
         inputs = [to_input(image, crop_to, member.backbone.input_size) for member in self.networks]
         pixels = tuple(torch.from_numpy(pixels).permute(2, 0, 1) for pixels, _ in inputs)
         return PreparedPicture(image, pixels, tuple(view for _, view in inputs))
@@ -227,7 +231,8 @@ def load(run: str | Path, device: str = "auto") -> Classifier:
     prototypes = read_prototypes(run)
     for number, (folder, network) in enumerate(zip(record.member_folders(), members, strict=True)):
         check_places(run / folder, network, [own for own in prototypes if own.member == number])
-    return Classifier(run, record.data.classes, members, prototypes, read_calibration(run))
+    calibration = read_calibration(run)
+    return Classifier(run, record.data.classes, members, prototypes, calibration, stated_range(record.config))
 
 
 def _load_network(run: Path, whole: RunRecord) -> ProtoPNet:

@@ -33,6 +33,7 @@ CARD = "README.md"  # of a model that is given away, in place of the report
 # What `evaluate --interpretability` measured, by the part of the data that it was measured on.
 INTERPRETABILITY = {"test": "interpretability.json", "val": "interpretability-val.json"}
 IMAGES = "images.csv"  # every image: its part and class and, if it was held out, what the model takes it for
+NEAR_DUPLICATES = "near-duplicates.jpg"  # pictures of one part that look nearly like those of another
 CALIBRATION = "calibration.json"  # how validation images did, for promises about new ones
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
 MEMBERS = "members"
@@ -53,6 +54,12 @@ class DataRecord:
     counts: dict[str, int]
     skipped: tuple[str, ...]  # bad files left out on request
     fingerprint: str  # of every file's path and content
+    table: str | None = None  # file that lists the images
+
+    @property
+    def source(self) -> Path:
+        """Return what is opened as the data set: the table, or else the folder."""
+        return Path(self.table or self.root)
 
 
 @dataclass(frozen=True)

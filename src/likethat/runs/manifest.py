@@ -14,7 +14,15 @@ from likethat.runs.schema import read_document
 
 FORMAT = 1
 # Files that stay as they are once a run is made, and files that verbs make anew. A model card is its owner's to edit.
-FIXED = (layout.CONFIG, layout.MODEL, layout.PROTOTYPES, layout.METRICS, layout.EDITS, layout.PATH)
+FIXED = (
+    layout.CONFIG,
+    layout.MODEL,
+    layout.PROTOTYPES,
+    layout.METRICS,
+    layout.EDITS,
+    layout.PATH,
+    layout.NEAR_DUPLICATES,
+)
 LATER = (layout.CALIBRATION, layout.IMAGES, *layout.INTERPRETABILITY.values(), layout.REPORT)
 
 

@@ -17,6 +17,7 @@ from likethat.models.backbone import place
 from likethat.models.baseline import create_baseline
 from likethat.progress import Display
 from likethat.report.html import write_baseline_report
+from likethat.report.near_duplicates import write_pairs
 from likethat.runs import layout
 from likethat.runs.atomic_files import save_tensors
 from likethat.runs.baseline import LoadedBaseline, load_baseline
@@ -93,6 +94,7 @@ def _train(
         if is_main_process():
             save_tensors(out / layout.MODEL, model.state_dict())
             write_metrics(out, [*state.metrics, {"stage": "test", **evaluation.to_dict()}])
+            write_pairs(out / layout.NEAR_DUPLICATES, prepared.dataset, prepared.near_duplicates)
             write_baseline_report(out, config.model.backbone, classes)
             write_manifest(out)
             layout.drop_checkpoints(out)

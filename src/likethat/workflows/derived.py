@@ -82,13 +82,13 @@ def read_images(
     classifier: Classifier, record: RunRecord, data: str | None, scratch: Path, display: Display
 ) -> PreparedRun:
     """Decode all images of a run, and make sure that they are the same as in training."""
-    root = Path(data or record.data.root)
-    if not root.is_dir():
-        raise UserError(f"The data is no longer at {root}; say where it is with --data DATA.")
-    prepared = prepare(root, scratch, record.config, classifier.device, display)
+    source = Path(data or record.data.source)
+    if not source.exists():
+        raise UserError(f"The data is no longer at {source}; say where it is with --data DATA.")
+    prepared = prepare(source, scratch, record.config, classifier.device, display)
     if make_record(prepared, []).data.fingerprint != record.data.fingerprint:
         raise UserError(
-            f"The images under {root} are not those that {classifier.path} was trained on; restore them or name them "
+            f"The images of {source} are not those that {classifier.path} was trained on; restore them or name them "
             "with --data."
         )
     dataset = with_labels_of(classifier.classes, prepared.dataset)

@@ -11,9 +11,10 @@ import torch
 from likethat.config import AUTO_WIDTH, Config
 from likethat.data.cache import LoadedDataSet, load_dataset
 from likethat.data.dataset import DataSet, fingerprint
-from likethat.data.formats import open_dataset
+from likethat.data.formats import open_by_config
 from likethat.data.left_out import find_left_out
 from likethat.data.loaders import Images, hold
+from likethat.data.near_duplicates import NearDuplicate
 from likethat.distributed import barrier, is_main_process, world_size
 from likethat.errors import UserError
 from likethat.progress import Display
@@ -33,6 +34,7 @@ class PreparedRun:
     images: dict[str, Images]
     sha256: Mapping[str, str]
     found: frozenset[str]  # every file of the data set, the bad ones that are left out included
+    near_duplicates: tuple[NearDuplicate, ...] = ()
 
 
 def open_out(out: Path, config: Config, kind: str, *, resume: bool, overwrite: bool) -> RunRecord | None:
@@ -91,13 +93,7 @@ def prepare(
     data: Path, out: Path, config: Config, device: torch.device, display: Display, stop: StopFlag | None = None
 ) -> PreparedRun:
     """Read, check and decode every image once; where there are problems, tell all of them and stop."""
-    dataset = open_dataset(
-        data,
-        seed=config.train.seed,
-        full_images=config.data.full_images,
-        val_fraction=config.data.val_fraction,
-        test_fraction=config.data.test_fraction,
-    )
+    dataset = open_by_config(data, config)
     for note in find_left_out(dataset) if is_main_process() else ():
         display.line(f"note: {note}")
     barrier()  # so that no process takes what another one begins among the images for a class
@@ -122,13 +118,15 @@ def prepare(
     dataset = loaded.dataset
     images = {part: hold(pixels, dataset.part(part), device) for part, pixels in loaded.pixels.items()}
     found = frozenset(sample.path for sample in loaded.report.dataset.all_samples())
-    return PreparedRun(config, dataset, images, loaded.report.sha256, found)
+    return PreparedRun(config, dataset, images, loaded.report.sha256, found, loaded.report.near_duplicates)
 
 
 def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> None:
     report = loaded.report
     for problem in report.problems:
         display.line(f"{'note' if problem.is_warning else 'problem'}: {problem}")
+    for note in report.notes:
+        display.line(f"note: {note}.")
     if report.errors and not skip_bad:
         raise UserError(
             f"{len(report.errors)} problems in {report.dataset.root}, the first: {report.errors[0]}. "
@@ -148,5 +146,6 @@ def make_record(prepared: PreparedRun, prototypes_of_class: list[int]) -> RunRec
         counts={part: len(images) for part, images in prepared.images.items()},
         skipped=tuple(skipped),
         fingerprint=fingerprint(dataset, prepared.sha256),
+        table=None if dataset.table is None else str(dataset.table),
     )
     return RunRecord(prepared.config, data, tuple(prototypes_of_class))

@@ -16,6 +16,7 @@ from likethat.models.backbone import place
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, create_protopnet
 from likethat.progress import Display
+from likethat.report.near_duplicates import write_pairs
 from likethat.runs import layout
 from likethat.runs.atomic_files import save_tensors
 from likethat.runs.baseline import check_baseline, read_baseline
@@ -151,6 +152,7 @@ def finish(out: Path, model: ProtoPNet, state: RunState, prepared: PreparedRun, 
     sources = (dataset.train, dataset.root, prepared.sha256, dataset.classes)
     with display.task("pictures of prototypes") as advance:
         save_prototypes(out, draw_prototypes(out, model, state.best_projection, *sources, advance))
+    write_pairs(out / layout.NEAR_DUPLICATES, dataset, prepared.near_duplicates)
     classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)
     layout.drop_checkpoints(out)
     barrier()

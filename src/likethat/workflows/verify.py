@@ -153,7 +153,7 @@ def _draw(classifier: Classifier, chosen: Sequence[Prototype], root: Path, scrat
     model = rebuild(network, config, some, torch.zeros(len(classifier.classes), len(chosen)).to(classifier.device))
     columns = [[p.row for p in chosen], [p.column for p in chosen], [p.moved for p in chosen]]
     projection = Projection(torch.arange(len(chosen)), *map(torch.tensor, columns))
-    samples = [Sample(prototype.path, prototype.label, prototype.crop_to) for prototype in chosen]
+    samples = [Sample(p.path, p.label, p.crop_to, value_range=classifier.value_range) for p in chosen]
     sha256 = {prototype.path: prototype.sha256 for prototype in chosen}
     return draw_prototypes(scratch, model, projection, samples, root, sha256, classifier.classes)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from likethat import config
 from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
+from likethat.cli.training_options import add_data, add_options
 from likethat.errors import UserError
+
+TABLE_OPTIONS = ("columns", "images", "value_range", "val_fraction", "test_fraction", "seed")
 
 
 def synth(args: argparse.Namespace) -> int:
@@ -29,12 +34,17 @@ def check(args: argparse.Namespace) -> int:
     """Report every file that training would stumble over."""
     from likethat.data.check import check_dataset
     from likethat.data.dataset import PARTS
-    from likethat.data.formats import open_dataset
+    from likethat.data.formats import open_by_config
     from likethat.data.left_out import find_left_out
 
-    dataset = open_dataset(args.data)
+    chosen = {name: getattr(args, name) for name in TABLE_OPTIONS if getattr(args, name) is not None}
+    dataset = open_by_config(args.data, config.resolve(**chosen))
     with display_of(args).task("checking images") as advance:
         report = check_dataset(dataset, progress=advance)
+    if args.pairs is not None:
+        from likethat.report.near_duplicates import write_pairs
+
+        write_pairs(args.pairs, dataset, report.near_duplicates)
     found = [*report.problems, *find_left_out(dataset)]
     problems = [{"path": p.path, "kind": p.kind, "text": p.text, "warning": p.is_warning} for p in found]
     counts = {part: len(dataset.part(part)) for part in PARTS}
@@ -42,10 +52,20 @@ def check(args: argparse.Namespace) -> int:
     def show() -> None:
         for problem in found:
             print(f"{'note' if problem.is_warning else 'problem'}: {problem}")
+        for note in report.notes:
+            print(f"note: {note}")
         images = ", ".join(f"{count} {part}" for part, count in counts.items())
         print(f"{dataset.kind}: {len(dataset.classes)} classes, images: {images}; {len(report.errors)} problems")
 
-    document = {"kind": dataset.kind, "classes": list(dataset.classes), "images": counts, "problems": problems}
+    near = [asdict(pair) for pair in report.near_duplicates]
+    document = {
+        "kind": dataset.kind,
+        "classes": list(dataset.classes),
+        "images": counts,
+        "problems": problems,
+        "notes": list(report.notes),
+        "near_duplicates": near,
+    }
     answer(args, document, show)
     return CHECK_FAILED if report.errors else DONE
 
@@ -103,7 +123,9 @@ def add(verbs: Any) -> None:
     verb.add_argument("--species", type=int, default=8, help="number of species (default: 8)")
     verb.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (default: 0)")
     verb = add_verb(data_verbs, "check", check, json=True, device=False)
-    verb.add_argument("data", metavar="DATA", help="image folder, CUB_200_2011 or Stanford Cars")
+    add_data(verb)
+    add_options(verb, without=config.options().keys() - TABLE_OPTIONS)
+    verb.add_argument("--pairs", type=Path, metavar="FILE", help="draw near-duplicates across parts into a JPEG file")
     verb = add_verb(data_verbs, "audit", audit, run=True, data=True, json=True)
     verb.add_argument("--most", type=int, default=30, metavar="N", help="pictures with their sheets (default: 30)")
     verb.add_argument("--out", type=Path, metavar="DIR", help="folder to make (default: RUN/audit)")

@@ -8,7 +8,7 @@ from typing import Any
 
 from likethat import config
 from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
-from likethat.cli.training_options import add_options
+from likethat.cli.training_options import add_data, add_options
 from likethat.workflows.reproduce import OWN_OPTIONS
 
 
@@ -38,7 +38,7 @@ def reproduce(args: argparse.Namespace) -> int:
 
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "reproduce", reproduce, json=True)
-    verb.add_argument("data", metavar="DATA", help="image folder, CUB_200_2011 or Stanford Cars")
+    add_data(verb)
     verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for all runs and the table")
     verb.add_argument("--backbones", nargs="+", required=True, metavar="NAME", help="timm models, one a column")
     verb.add_argument(

@@ -151,7 +151,7 @@ class Editor:
     def picture(self, candidate: Candidate) -> tuple[Image, Box]:
         """Return what the network saw of the candidate's picture, and the candidate's place in shares of it."""
         sample, network, patch = self.sample(candidate), self.original.networks[0], candidate.patch
-        upright = read_image(self.dataset.root / sample.path)
+        upright = read_image(self.dataset.root / sample.path, value_range=sample.value_range)
         _, view = to_input(upright, sample.box, (1, 1))
         height, width = network.backbone.input_size
         share = in_shares(patch_box(network, patch.row, patch.column), width, height)

@@ -134,7 +134,9 @@ class Workshop:
         prototypes = [column.prototype for column in columns]
         val_NK = self.validation_logits(columns, state.weight_KP)
         calibration = fit_calibration(val_NK, self.latents["val"].label_N) if len(val_NK) else None
-        return Classifier(self.original.path, self.original.classes, [built], prototypes, calibration)
+        return Classifier(
+            self.original.path, self.original.classes, [built], prototypes, calibration, self.original.value_range
+        )
 
     def _measure(self, columns: Sequence[Column], weight_KP: Tensor) -> dict[str, float]:
         return measure(self.validation_logits(columns, weight_KP), self.latents["val"].label_N)

@@ -151,5 +151,6 @@ def flags(options: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            words += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)]
+            text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+            words += [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
     return words

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from likethat.config import options as known_options
+from likethat.config import resolve
 from likethat.data.folder_kinds import TABLE
-from likethat.data.formats import open_dataset
+from likethat.data.formats import open_by_config
 from likethat.errors import UserError
 from likethat.progress import Display
 from likethat.runs.atomic_files import write_json, write_text
@@ -50,9 +52,15 @@ def reproduce(
         )
     if wrong := [name for name in OWN_OPTIONS if name in options]:
         raise UserError(f"A study sets {wrong[0]} for each of its runs; leave it out.")
+    about_data = {
+        name: options[name]
+        for name, (section, _, _) in known_options().items()
+        if section == "data" and name in options
+    }
+    dataset = open_by_config(data, resolve("default", config_file, **about_data))
     study = Study(
         data=str(data),
-        has_boxes=open_dataset(data).kind != "folder",
+        has_boxes=any(sample.box is not None for sample in dataset.all_samples()),
         out=out,
         backbones=tuple(backbones),
         weights=tuple(weights) if len(weights) == len(backbones) else tuple(weights) * len(backbones),
