@@ -1,8 +1,8 @@
 """A data set: classes and the training, validation and test images, as found on disk."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from likethat.errors import UserError
@@ -48,6 +48,12 @@ class DataSet:
     def all_samples(self) -> tuple[Sample, ...]:
         """Return the training, then the validation, then the test samples."""
         return self.train + self.val + self.test
+
+
+def leave_out(dataset: DataSet, paths: Set[str]) -> DataSet:
+    """Return the data set without these pictures; the others stay in their parts."""
+    train, val, test = (tuple(sample for sample in dataset.part(part) if sample.path not in paths) for part in PARTS)
+    return replace(dataset, train=train, val=val, test=test)
 
 
 def hold_out(

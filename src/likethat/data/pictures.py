@@ -32,7 +32,7 @@ def find_pictures(sources: Sequence[str], named: DataConfig | None = None) -> tu
         if is_table(Path(source)):
             columns, images = (named.columns, named.images) if named else ("", "")
             listed = list_pictures(Path(source), columns, images, strict=False)
-            found.update(dict.fromkeys(map(str, listed)))
+            found.update(dict.fromkeys(str(path) for path, _ in listed))
             continue
         if not os.path.isdir(source):
             found[source] = None

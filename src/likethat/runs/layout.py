@@ -111,7 +111,13 @@ STAGES: dict[str, dict[str, Any]] = {
     "test": {"images": int, "accuracy": float, "top5_accuracy": float},
     "combine": {"members": tuple[dict[str, Any], ...]},
 }
-OPTIONAL = {"seconds": float, "nonzero_negative": int}  # of any line
+# Of any line.
+OPTIONAL = {
+    "seconds": float,
+    "nonzero_negative": int,
+    "withdrawn": tuple[str, ...],
+    "new_patches": tuple[dict[str, Any], ...],
+}
 # And those of edits.jsonl.
 EDIT: dict[str, Any] = dict.fromkeys(("kind", "who", "when", "why", "run"), str) | {
     "prototypes": tuple[int, ...],

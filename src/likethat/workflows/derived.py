@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from likethat.config import ModelConfig
-from likethat.data.dataset import DataSet
+from likethat.data.dataset import DataSet, leave_out
+from likethat.data.formats import open_by_config
+from likethat.data.loaders import Images
+from likethat.data.reading.pages import split_page
 from likethat.errors import UserError
 from likethat.explaining.gallery import source_names
 from likethat.inference.nearest import nearest_patches
@@ -27,6 +30,8 @@ from likethat.runs.data import with_labels_of
 from likethat.runs.layout import RunRecord
 from likethat.training.pruning.prune import CachedScores
 from likethat.workflows.run_setup import PreparedRun, make_record, prepare
+
+GONE = -1  # in place of the number of an image that was withdrawn
 
 
 @dataclass(frozen=True)
@@ -79,28 +84,52 @@ def open_member(
 
 
 def read_images(
-    classifier: Classifier, record: RunRecord, data: str | None, scratch: Path, display: Display
+    classifier: Classifier,
+    record: RunRecord,
+    data: str | None,
+    scratch: Path,
+    display: Display,
+    withdrawn: Set[str] = frozenset(),
 ) -> PreparedRun:
-    """Decode all images of a run, and make sure that they are the same as in training."""
-    source = Path(data or record.data.source)
+    """Decode all images of a run but the withdrawn ones, and make sure that they are the same as in training."""
+    source, skipped = Path(data or record.data.source), set(record.data.skipped)
     if not source.exists():
         raise UserError(f"The data is no longer at {source}; say where it is with --data DATA.")
-    prepared = prepare(source, scratch, record.config, classifier.device, display)
+    if withdrawn:
+        root = open_by_config(source, record.config).root
+        removed = {path for path in withdrawn if not split_page(root / path)[0].exists()}
+        skipped |= removed
+    prepared = prepare(source, scratch, record.config, classifier.device, display, without=skipped)
     if make_record(prepared, []).data.fingerprint != record.data.fingerprint:
-        raise UserError(
-            f"The images of {source} are not those that {classifier.path} was trained on; restore them or name them "
-            "with --data."
-        )
+        if not withdrawn or not removed:
+            raise UserError(
+                f"The images of {source} are not those that {classifier.path} was trained on; restore them or name "
+                "them with --data."
+            )
+        display.line(f"note: {len(removed)} withdrawn pictures are gone already, so nothing tells whether others are")
+    prepared = _without(prepared, withdrawn)
     dataset = with_labels_of(classifier.classes, prepared.dataset)
     for part, images in prepared.images.items():
         images.label_N = torch.tensor([sample.label for sample in dataset.part(part)], device=classifier.device)
     return replace(prepared, dataset=dataset)
 
 
+def _without(prepared: PreparedRun, paths: Set[str]) -> PreparedRun:
+    if not paths:
+        return prepared
+    images = {}
+    for part, held in prepared.images.items():
+        kept = [number for number, sample in enumerate(prepared.dataset.part(part)) if sample.path not in paths]
+        keep_n = torch.tensor(kept, dtype=torch.long)
+        pixels = held.pixel_NHW3[keep_n.to(held.pixel_NHW3.device)]
+        images[part] = Images(pixels, held.label_N[keep_n.to(held.label_N.device)], held.device)
+    return replace(prepared, dataset=leave_out(prepared.dataset, paths), images=images)
+
+
 def source_images(prototypes: Sequence[Prototype], dataset: DataSet) -> list[int]:
-    """Return the numbers of the training images that prototypes were cut from."""
+    """Return the numbers of the training images that prototypes were cut from; GONE for those that were withdrawn."""
     number_of = {(sample.path, sample.box): image for image, sample in enumerate(dataset.train)}
-    return [number_of[prototype.path, prototype.crop_to] for prototype in prototypes]
+    return [number_of.get((prototype.path, prototype.crop_to), GONE) for prototype in prototypes]
 
 
 def rebuild(network: ProtoPNet, config: ModelConfig, layer: PrototypeLayer, weight_KP: Tensor) -> ProtoPNet:

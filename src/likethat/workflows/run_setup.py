@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 
 from likethat.config import AUTO_WIDTH, Config
 from likethat.data.cache import LoadedDataSet, load_dataset
-from likethat.data.dataset import DataSet, fingerprint
+from likethat.data.dataset import DataSet, fingerprint, leave_out
 from likethat.data.formats import open_by_config
 from likethat.data.left_out import find_left_out
 from likethat.data.loaders import Images, hold
@@ -90,10 +90,18 @@ def check_same_images(saved: RunRecord | None, now: RunRecord, run: Path) -> Non
 
 
 def prepare(
-    data: Path, out: Path, config: Config, device: torch.device, display: Display, stop: StopFlag | None = None
+    data: Path,
+    out: Path,
+    config: Config,
+    device: torch.device,
+    display: Display,
+    stop: StopFlag | None = None,
+    *,
+    without: Set[str] = frozenset(),
 ) -> PreparedRun:
-    """Read, check and decode every image once; where there are problems, tell all of them and stop."""
-    dataset = open_by_config(data, config)
+    """Read, check and decode every image once, but for those to do without; where there are problems, tell all of them
+    and stop."""
+    dataset = leave_out(open_by_config(data, config), without)
     for note in find_left_out(dataset) if is_main_process() else ():
         display.line(f"note: {note}")
     barrier()  # so that no process takes what another one begins among the images for a class

@@ -67,9 +67,8 @@ def _to_file(args: argparse.Namespace) -> int:
 
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "predict", predict, run=True, json=True, together=True)
-    verb.add_argument(
-        "images", nargs="+", metavar="DATA", help="picture, folder with pictures at any depth, or CUB or Cars"
-    )
+    text = "picture, folder with pictures at any depth, table of pictures, or CUB or Cars"
+    verb.add_argument("images", nargs="+", metavar="DATA", help=text)
     verb.add_argument(
         "--out",
         type=Path,

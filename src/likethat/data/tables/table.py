@@ -118,10 +118,12 @@ def open_table(
     return DataSet(root, "table", classes, train, val, test, held_out, table)
 
 
-def list_pictures(table: Path, columns: str = "", images: str = "", *, strict: bool = True) -> list[Path]:
-    """Return the pictures that a table lists, in its order; it need not have labels."""
-    base = _images_folder(table, images)
-    return [base / path for path in _read(table, columns, strict, ("path", "page")).columns["path"]]
+def list_pictures(
+    table: Path, columns: str = "", images: str = "", *, strict: bool = True
+) -> list[tuple[Path, tuple[float, float, float, float] | None]]:
+    """Return the pictures that a table lists, in its order, and their boxes; it need not have labels."""
+    base, read = _images_folder(table, images), _read(table, columns, strict, ("path", "page", *BOX))
+    return [(base / path, box) for path, box in zip(read.columns["path"], read.columns["box"], strict=True)]
 
 
 def _images_folder(table: Path, images: str) -> Path:

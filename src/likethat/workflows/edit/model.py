@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from likethat.data.dataset import DataSet
+from likethat.data.dataset import DataSet, fingerprint
 from likethat.data.folder_kinds import CHECKPOINTS
 from likethat.data.loaders import to_unit
 from likethat.errors import UserError
@@ -32,6 +32,7 @@ from likethat.training.project import Projection
 from likethat.training.pruning.prune import CachedScores, refit_last_layer
 from likethat.workflows.derived import read_images, rebuild, source_images
 from likethat.workflows.edit.history import Edit
+from likethat.workflows.run_setup import PreparedRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +153,11 @@ def _scores(columns: Sequence[Column], part: str) -> Tensor:
     return torch.stack([column.score_N[part] for column in columns], 1)
 
 
-def open_workshop(run: Path, data: str | None, device: str, display: Display) -> Workshop:
-    """Read the run's images again, make sure that they are the same, and keep what edits need of them."""
+def open_workshop(
+    run: Path, data: str | None, device: str, display: Display, withdrawn: Set[str] = frozenset()
+) -> Workshop:
+    """Read the run's images again but the withdrawn ones, make sure that they are the same, and keep what edits need of
+    them."""
     record = layout.read_record(run)
     if record.kind == layout.COMBINED:
         raise UserError(f"{run} is a combined run; edit the runs it was combined from, and combine them again.")
@@ -161,7 +165,8 @@ def open_workshop(run: Path, data: str | None, device: str, display: Display) ->
     scratch = tempfile.TemporaryDirectory(prefix="likethat-edit-")
     try:
         folder = Path(scratch.name)
-        prepared = read_images(classifier, record, data, folder, display)
+        prepared = read_images(classifier, record, data, folder, display, withdrawn)
+        record = record_without(record, prepared, withdrawn)
         train, latents = prepared.images["train"], {}
         parts = {"train": train, "views": last_layer_images(train, record.config), "val": prepared.images["val"]}
         for part, images in parts.items():
@@ -172,6 +177,20 @@ def open_workshop(run: Path, data: str | None, device: str, display: Display) ->
     except BaseException:
         scratch.cleanup()
         raise
+
+
+def record_without(record: RunRecord, prepared: PreparedRun, withdrawn: Set[str]) -> RunRecord:
+    """Return the record of a run that knows these images alone."""
+    if not withdrawn:
+        return record
+    counts = {part: len(images) for part, images in prepared.images.items()}
+    data = replace(
+        record.data,
+        counts=counts,
+        skipped=tuple(sorted({*record.data.skipped, *withdrawn})),
+        fingerprint=fingerprint(prepared.dataset, prepared.sha256),
+    )
+    return replace(record, data=data)
 
 
 @torch.no_grad()

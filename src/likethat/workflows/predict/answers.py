@@ -50,7 +50,7 @@ class Found:
 def read_picture(classifier: Classifier, picture: NamedPicture) -> ReadPicture | str:
     """Read a picture as all networks see it; return what is wrong with it where it cannot be read."""
     try:
-        upright = read_image(Path(picture.path))
+        upright = read_image(Path(picture.path), value_range=classifier.value_range)
     except ImageError as error:
         return error.cause
     inputs = [to_input(upright, picture.box, network.backbone.input_size) for network in classifier.networks]
