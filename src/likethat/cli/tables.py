@@ -15,6 +15,7 @@ from likethat.data.dataset import IMAGES_OF
 from likethat.explaining.verify import NOT_PROVEN, Verification
 from likethat.metrics.accuracy import Evaluation
 from likethat.metrics.figure import HIGHER, LOWER, MetricFigure
+from likethat.metrics.unbalanced import BalancedFigures
 from likethat.runs import layout
 from likethat.runs.baseline import LoadedBaseline
 from likethat.runs.calibration import Calibration, conformal_threshold
@@ -84,6 +85,8 @@ def print_evaluation(evaluation: Evaluation) -> None:
         rows.append(("top-5 accuracy", f"{evaluation.top5_accuracy:.2%} have the true class among the likeliest five"))
     said = f"lower is better; the true class gets {math.exp(-evaluation.cross_entropy):.1%} in the geometric mean"
     rows.append(("cross entropy", f"{evaluation.cross_entropy:.4f}: {said}"))
+    if evaluation.balanced:
+        rows += _balanced(evaluation.balanced)
     worst = sorted(evaluation.by_class.items(), key=lambda item: item[1])[:3]
     rows += [(f"class {name}", f"{value:.1%} are right") for name, value in worst if value < 1]
     rows += [
@@ -91,6 +94,18 @@ def print_evaluation(evaluation: Evaluation) -> None:
         for true, guess, count in evaluation.confusions[:3]
     ]
     print_table(f"{evaluation.images} {IMAGES_OF.get(evaluation.part, 'images (all)')}", rows)
+
+
+def _balanced(figures: BalancedFigures) -> list[tuple[str, str]]:
+    """Return the rows of figures that count every class alike, with their intervals."""
+    rows = [("balanced accuracy", f"{figures.balanced_accuracy}"), ("macro F1", f"{figures.macro_f1}")]
+    if (one := figures.positive) is not None:
+        told = (("sensitivity", one.sensitivity), ("specificity", one.specificity), ("AUROC", one.auroc))
+        rows += [(f"{name} for {one.name}", str(value)) for name, value in (*told, ("AUPRC", one.auprc)) if value]
+    elif figures.macro_auroc is not None and figures.macro_auprc is not None:
+        both = f"{figures.macro_auroc:.1%}, {figures.macro_auprc:.1%} on average over the classes"
+        rows.append(("AUROC, AUPRC", both))
+    return rows
 
 
 def _times(count: int) -> str:

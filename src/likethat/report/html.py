@@ -11,6 +11,7 @@ from likethat.explaining.draw.page import write_page
 from likethat.explaining.draw.pictures import Picture, Pictures
 from likethat.explaining.explanation import Explanation
 from likethat.metrics.figure import wilson_interval
+from likethat.report.confusion import confusion_matrix
 from likethat.report.curves import epoch_charts
 from likethat.report.measured import read_measured
 from likethat.report.path import draw_path
@@ -68,6 +69,7 @@ def write_report(
         weights=weight_KP.cpu().tolist(),
         explanations=explanations,
         judged=judged,
+        matrix=confusion_matrix(judged, classifier.classes),
         wrong={image.path: image for image in judged if image.is_wrong},
         most_wrong=MOST_WRONG,
         table=layout.IMAGES if (run / layout.IMAGES).is_file() else None,

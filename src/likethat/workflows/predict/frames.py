@@ -18,7 +18,7 @@ MOST_HEAD = 100  # bytes of a frame's first line
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class AnswerFrame:
     """Where the answers of one batch lie."""
 
     file: Path
@@ -58,9 +58,9 @@ def next_start(folder: Path) -> int:
     return 1 + max((int(file.name.removeprefix(PREFIX).split("-")[0]) for file in frame_files(folder)), default=0)
 
 
-def find_frames(files: Iterable[Path]) -> dict[int, Frame]:
+def find_frames(files: Iterable[Path]) -> dict[int, AnswerFrame]:
     """Return the whole frames by their batches. Only one is in memory at a time."""
-    found: dict[int, Frame] = {}
+    found: dict[int, AnswerFrame] = {}
     for path in files:
         with path.open("rb") as file:
             while head := file.readline(MOST_HEAD):
@@ -74,5 +74,5 @@ def find_frames(files: Iterable[Path]) -> dict[int, Frame]:
                 answers = file.read(size)
                 if len(answers) < size or zlib.crc32(answers) != checksum:
                     break  # what follows a torn frame was never written
-                found[batch] = Frame(path, offset, size, unread)
+                found[batch] = AnswerFrame(path, offset, size, unread)
     return found

@@ -37,7 +37,7 @@ BATCH = 64
 HEADER = "begun.json"  # what must be the same for answers to mean the same
 VERSION = 1
 
-Batch = list[tuple[NamedPicture, ReadPicture | str]]
+ReadBatch = list[tuple[NamedPicture, ReadPicture | str]]
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _answered(
         yield waiting[0], waiting[1]()
 
 
-def read_batches(classifier: Classifier, pictures: Sequence[NamedPicture], own: Sequence[int]) -> Iterator[Batch]:
+def read_batches(classifier: Classifier, pictures: Sequence[NamedPicture], own: Sequence[int]) -> Iterator[ReadBatch]:
     """Yield batches of pictures as they are read, in threads that are two batches ahead at most."""
     read = map_in_threads(
         lambda picture: (picture, read_picture(classifier, picture)),
