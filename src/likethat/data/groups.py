@@ -21,8 +21,9 @@ class Group(NamedTuple):
 def hold_out_groups(samples: Sequence[Sample], fractions: Sequence[float], *, seed: int) -> list[tuple[Sample, ...]]:
     """Take each fraction out of the samples: [rest, part of the first fraction, of the second, ...].
 
-    Every class comes as near to its fractions as its groups allow, rare classes first. A class gives each part a group
-    while it keeps one itself.
+    Every class comes as near to its fractions as its groups allow, rare classes first: what frequent ones then have too
+    much of in a part is made good by groups that have nothing else. A class gives each part a group while it keeps one
+    itself.
     """
     total_of = Counter(sample.label for sample in samples)
     shares = (1 - sum(fractions), *fractions)
@@ -40,16 +41,10 @@ def hold_out_groups(samples: Sequence[Sample], fractions: Sequence[float], *, se
         for number, group in enumerate(groups):
             empty = [part for part in range(len(shares)) if not groups_in[part][label]]
             allowed = empty if len(empty) >= len(groups) - number else range(len(shares))
-            wanted = {part: _need(group, missing[part], total_of) for part in allowed}
             # Of parts without any group of the class the rest is served first, then the first fraction.
-            put(group, allowed[0] if allowed is empty else max(wanted, key=wanted.__getitem__))
+            put(group, allowed[0] if allowed is empty else max(allowed, key=lambda part: missing[part][label]))
     _give_training_every_class(parts, groups_in)
     return [tuple(sample for group in part for sample in group.samples) for part in parts]
-
-
-def _need(group: Group, missing: dict[int, float], total_of: Counter[int]) -> float:
-    """Return how much a part lacks of what the group has: the mean over its pictures, as shares of their classes."""
-    return sum(count * missing[label] / total_of[label] for label, count in group.count_of.items())
 
 
 def _make_groups(samples: Sequence[Sample], seed: int) -> list[Group]:
@@ -83,14 +78,13 @@ def _give_training_every_class(parts: list[list[Group]], groups_in: list[Counter
         if groups_in[0][label]:  # an earlier move has brought it along
             continue
         having = [
-            (len(group.samples), group.draw, part)
+            (len(group.samples), group.draw, part, place)
             for part, own in enumerate(parts)
-            for group in own
+            for place, group in enumerate(own)
             if label in group.count_of
         ]
-        _, draw, part = min(having)
-        group = next(group for group in parts[part] if group.draw == draw)
-        parts[part].remove(group)
+        _, _, part, place = min(having)
+        group = parts[part].pop(place)
         parts[0].append(group)
         for own in group.count_of:
             groups_in[part][own] -= 1

@@ -9,20 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from likethat.data.dataset import PARTS, DataSet
+from likethat.data.dataset import PARTS, DataSet, Sample
 
 SIDE = 16  # of the square of frequencies
 ALIKE = 60  # bits of 256 that differ at most; of two pictures that have nothing in common about 128 do
+OTHER_CLASS = (
+    40  # fewer of pictures of different classes: these are hardly of one burst, and may just be composed alike
+)
 MOST_PAIRS = (
     300_000_000  # that are all compared; of more, those that agree in one of KEYS drawn sets of low frequencies
 )
 KEYS, KEY_BITS, LOW = 16, 16, 8
-CHUNK = 4_000_000  # pairs in memory
+CHUNK, KEY_CHUNK = 4_000_000, 100_000  # pairs in memory
 MISSING = "near-duplicates were not looked for, which needs another package; `pip install ImageHash`"
 
 
@@ -58,12 +61,12 @@ def find_near_duplicates(
 ) -> tuple[NearDuplicate, ...]:
     """Return every picture that looks nearly like one of an earlier part, the most similar first. Copies of a file are
     told of elsewhere."""
-    paths = {part: [s.path for s in dataset.part(part) if s.path in look_by_path] for part in PARTS}
-    bit_NF = {part: _unpack([look_by_path[path] for path in own]) for part, own in paths.items()}
+    samples = {part: [s for s in dataset.part(part) if s.path in look_by_path] for part in PARTS}
+    looks = {part: _unpack(own, look_by_path) for part, own in samples.items()}
     nearest: dict[str, NearDuplicate] = {}
     for part, earlier in (("val", "train"), ("test", "train"), ("test", "val")):
-        for row, other, bits in _alike(bit_NF[part], bit_NF[earlier]):
-            path, other_path = paths[part][row], paths[earlier][other]
+        for row, other, bits in _alike(looks[part], looks[earlier]):
+            path, other_path = samples[part][row].path, samples[earlier][other].path
             if sha256[path] != sha256[other_path] and (path not in nearest or bits < nearest[path].bits):
                 nearest[path] = NearDuplicate(path, part, other_path, earlier, bits)
     return tuple(sorted(nearest.values(), key=lambda pair: (pair.bits, pair.path)))
@@ -82,58 +85,56 @@ def tell_near_duplicates(dataset: DataSet, pairs: Sequence[NearDuplicate]) -> It
             )
 
 
-def _unpack(looks: Sequence[str]) -> np.ndarray:
-    packed = np.frombuffer(bytes.fromhex("".join(looks)), np.uint8).reshape(len(looks), SIDE * SIDE // 8)
-    return np.unpackbits(packed, axis=1)
+class Looks(NamedTuple):
+    """The pictures of a part."""
+
+    bit_NF: np.ndarray
+    label_N: np.ndarray
 
 
-def _alike(bit_NF: np.ndarray, bit_MF: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """Yield row, row and different bits of pairs that are alike; of each of the N rows at least the most similar."""
-    if not (len(bit_NF) and len(bit_MF)):
+def _unpack(samples: Sequence[Sample], look_by_path: Mapping[str, str]) -> Looks:
+    packed = bytes.fromhex("".join(look_by_path[sample.path] for sample in samples))
+    byte_NF = np.frombuffer(packed, np.uint8).reshape(len(samples), SIDE * SIDE // 8)
+    return Looks(np.unpackbits(byte_NF, axis=1), np.array([sample.label for sample in samples], int))
+
+
+def _alike(own: Looks, others: Looks) -> Iterator[tuple[int, int, int]]:
+    """Yield row, row and different bits of pairs that are alike; of each of our own rows at least the most similar."""
+    if not (len(own.bit_NF) and len(others.bit_NF)):
         return
-    if len(bit_NF) * len(bit_MF) <= MOST_PAIRS:
-        yield from _alike_of_all(bit_NF, bit_MF)
+    if len(own.bit_NF) * len(others.bit_NF) <= MOST_PAIRS:
+        yield from _alike_of_all(own, others)
         return
     low = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)[:LOW, :LOW].ravel()
     generator = np.random.default_rng(0)
     for _ in range(KEYS):
-        chosen = generator.permutation(low)[:KEY_BITS]
-        yield from _alike_of_equal_keys(bit_NF, bit_MF, chosen)
+        yield from _alike_of_equal_keys(own, others, generator.permutation(low)[:KEY_BITS])
 
 
-def _alike_of_all(bit_NF: np.ndarray, bit_MF: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    sign_NF, sign_FM = 1 - 2 * bit_NF.astype(np.float32), 1 - 2 * bit_MF.astype(np.float32).T
-    rows = max(1, CHUNK // len(bit_MF))
-    for start in range(0, len(bit_NF), rows):
-        different_nM = (bit_NF.shape[1] - sign_NF[start : start + rows] @ sign_FM) / 2
-        nearest_n = different_nM.argmin(1)
-        bits_n = different_nM[np.arange(len(nearest_n)), nearest_n].astype(int)
-        for row in np.flatnonzero(bits_n <= ALIKE).tolist():
-            yield start + row, int(nearest_n[row]), int(bits_n[row])
+def _alike_of_all(own: Looks, others: Looks) -> Iterator[tuple[int, int, int]]:
+    sign_NF, sign_FM = 1 - 2 * own.bit_NF.astype(np.float32), 1 - 2 * others.bit_NF.astype(np.float32).T
+    rows = max(1, CHUNK // len(others.bit_NF))
+    for start in range(0, len(sign_NF), rows):
+        bits_nM = (sign_NF.shape[1] - sign_NF[start : start + rows] @ sign_FM) / 2
+        judged_nM = bits_nM + OTHER_CLASS * (own.label_N[start : start + rows, None] != others.label_N)
+        nearest_n = judged_nM.argmin(1)
+        for row in np.flatnonzero(judged_nM.min(1) <= ALIKE).tolist():
+            yield start + row, int(nearest_n[row]), int(bits_nM[row, nearest_n[row]])
 
 
-def _alike_of_equal_keys(bit_NF: np.ndarray, bit_MF: np.ndarray, chosen: np.ndarray) -> Iterator[tuple[int, int, int]]:
+def _alike_of_equal_keys(own: Looks, others: Looks, chosen: np.ndarray) -> Iterator[tuple[int, int, int]]:
     """Compare the pairs whose chosen bits are the same: those of one key lie together once they are sorted."""
     power = 1 << np.arange(len(chosen))
-    key_N, key_M = bit_NF[:, chosen] @ power, bit_MF[:, chosen] @ power
+    key_N, key_M = own.bit_NF[:, chosen] @ power, others.bit_NF[:, chosen] @ power
     order_M = np.argsort(key_M, kind="stable")
     first_N, last_N = (np.searchsorted(key_M[order_M], key_N, side) for side in ("left", "right"))
-    total_N = (last_N - first_N).cumsum()
-    start = 0
-    while start < len(key_N):
-        before = total_N[start - 1] if start else 0
-        end = max(start + 1, int(np.searchsorted(total_N, before + CHUNK, "right")))
-        count_n = (last_N - first_N)[start:end]
-        row_p = np.repeat(np.arange(start, end), count_n)
-        place_p = (
-            np.arange(len(row_p))
-            - np.repeat(count_n.cumsum() - count_n, count_n)
-            + np.repeat(first_N[start:end], count_n)
-        )
-        other_p = order_M[place_p]
-        for piece in range(0, len(row_p), CHUNK // 16):
-            row_q, other_q = row_p[piece : piece + CHUNK // 16], other_p[piece : piece + CHUNK // 16]
-            bits_q = (bit_NF[row_q] != bit_MF[other_q]).sum(1)
-            for found in np.flatnonzero(bits_q <= ALIKE).tolist():
-                yield int(row_q[found]), int(other_q[found]), int(bits_q[found])
-        start = end
+    count_N = last_N - first_N
+    end_N = count_N.cumsum()  # of each row's pairs, when all pairs of all rows stand one after the other
+    for start in range(0, int(end_N[-1]), KEY_CHUNK):
+        pair_p = np.arange(start, min(start + KEY_CHUNK, end_N[-1]))
+        row_p = np.searchsorted(end_N, pair_p, "right")
+        other_p = order_M[first_N[row_p] + pair_p - (end_N - count_N)[row_p]]
+        bits_p = (own.bit_NF[row_p] != others.bit_NF[other_p]).sum(1)
+        judged_p = bits_p + OTHER_CLASS * (own.label_N[row_p] != others.label_N[other_p])
+        found = judged_p <= ALIKE
+        yield from zip(row_p[found].tolist(), other_p[found].tolist(), bits_p[found].tolist(), strict=True)

@@ -23,11 +23,12 @@ def predict(args: argparse.Namespace) -> int:
     from likethat.data.pictures import Skipped, find_pictures
     from likethat.explaining.files import predict_files
     from likethat.runs.classifier import load
+    from likethat.runs.layout import read_record
 
     paths: list[str] = []
     skipped: list[Skipped] = []
     for source in args.images:  # one by one: a picture that is named twice is answered twice
-        pictures, others = find_pictures([source])
+        pictures, others = find_pictures([source], read_record(args.run).config.data)
         paths += pictures
         skipped += others
     answered = list(predict_files(load(args.run, args.device), paths, args.level))
