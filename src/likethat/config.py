@@ -103,6 +103,7 @@ class TrainConfig:
     lr_step: int = _option(0, "joint epochs after which learning rates fall to a tenth; 0 for a cosine to zero")
     weight_decay: float = _option(0.05, "weight decay of backbone, add-on layers and linear layer")
     decoupled_decay: bool = _option(True, "use AdamW's weight decay instead of Adam's")
+    balance: bool = _option(False, "let every class count alike in steps and linear layers, however few images it has")
     label_smoothing: float = _option(0.1, "share of the target spread over all classes")
     distillation: float = _option(0.5, "share of the cross entropy taken against the baseline's probabilities")
     cluster: float = _option(0.0, "weight of the cluster cost")
@@ -208,8 +209,7 @@ def default(backbone: str) -> Config:
 
 
 def quick(backbone: str) -> Config:
-    """Return a first answer: the backbone stays as it is, prototypes are chosen among its patches, and both linear
-    layers are solved. It takes three passes over the pictures."""
+    """Return a first answer: a backbone as it is, prototypes among its patches, linear layers that are solved."""
     return Config(
         preset="quick",
         train=TrainConfig(baseline_epochs=0, fit_head=True, joint_epochs=(0,), distillation=0.0, last_layer_views=1),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from likethat.config import Config
 from likethat.data.loaders import Images
 from likethat.distributed import any_process
@@ -30,6 +32,7 @@ class Course:
     display: Display
     stop: StopFlag
     observe: Observer | None = None
+    weight_N: Tensor | None = None  # how much each training image counts; None where all count alike
 
     def check_stop(self) -> None:
         """Stop where any process was asked to: processes that train together stop together."""

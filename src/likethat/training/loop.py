@@ -110,7 +110,8 @@ def train_one_epoch(
         stages.begin_epoch(state, stage, course.train, course.config)
     set_mode(state.trained(stage), stage, len(course.train), settings)
     place = (settings.seed, SEED_NAMES.get(stage, stage), entry.epoch)
-    batches = training_batches(len(course.train), settings.batch_size, settings.views, seed_for(*place))
+    counts = (len(course.train), settings.batch_size, settings.views)
+    batches = training_batches(*counts, seed_for(*place), course.weight_N)
     if batches.shape[1] < world_size():
         raise UserError(
             f"A step has {batches.shape[1]} images for {world_size()} processes; start fewer, or pass a larger "

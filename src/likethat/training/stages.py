@@ -16,14 +16,14 @@ from likethat.inference.passes import classify_images, last_layer_images, measur
 from likethat.inference.score_cache import cached_scores
 from likethat.models.backbone import configured_backbone, place
 from likethat.models.baseline import BaselineClassifier
-from likethat.models.protopnet import set_latent_width
+from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state
 from likethat.runtime import seed_for
 from likethat.training.choose import embed_sources, start_from_baseline
 from likethat.training.course import Course
 from likethat.training.head import fit_head
-from likethat.training.last_layer import solve_last_layer
+from likethat.training.last_layer import of_views, solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
 from likethat.training.parts import find_parts
 from likethat.training.plan import PlanEntry, title_of
@@ -109,7 +109,7 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
 
 def _fit_head(baseline: BaselineClassifier, images: Images | FeatureMaps, course: Course) -> None:
     """Fit the baseline's head to what the frozen backbone makes of the training images."""
-    fit_head(baseline, images, course.config.train.label_smoothing)
+    fit_head(baseline, images, course.config.train.label_smoothing, course.weight_N)
     measured = measure(classify_images(baseline, course.val), course.val.label_N)
     course.display.line(f"baseline on the backbone as it is: validation accuracy {measured['accuracy']:.1%}")
 
@@ -164,6 +164,7 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
             lam=config.train.l1,
             ridge=config.train.ridge,
             own_positive=config.train.own_positive,
+            weight_N=of_views(course.weight_N, config.train.last_layer_views),
             start_KP=unsolved_KP,
         )
     with torch.no_grad():
@@ -179,14 +180,23 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
         "val": measured,
     }
     state.metrics.append({**record, "seconds": time.monotonic() - started})
-    if measured["accuracy"] >= state.best_accuracy:
-        state.best_accuracy = measured["accuracy"]
+    chosen_by = _accuracy_to_choose_by(model, course, measured["accuracy"])
+    if chosen_by >= state.best_accuracy:
+        state.best_accuracy = chosen_by
         state.best_model, state.best_projection = copy_state(model), state.projection
         state.best_unsolved_KP = unsolved_KP
     display.line(
         f"last layer: objective {solution.objective:.5f} (optimality residual {solution.kkt_residual:.0e}), "
         f"{solution.nonzero_negative} connections to other classes, validation accuracy {measured['accuracy']:.1%}"
     )
+
+
+def _accuracy_to_choose_by(model: ProtoPNet, course: Course, accuracy: float) -> float:
+    """Return the validation accuracy, or its mean over the classes where they are to count alike."""
+    if not course.config.train.balance or not len(course.val):
+        return accuracy
+    guess_N, label_N = classify_images(model, course.val).argmax(1), course.val.label_N
+    return float(torch.stack([(guess_N == label_N)[label_N == k].float().mean() for k in label_N.unique()]).mean())
 
 
 OTHER_STAGES = {

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from likethat.config import Config, resolve
+from likethat.data.loaders import image_weights
 from likethat.distributed import barrier, is_main_process
 from likethat.errors import UserError
 from likethat.inference.passes import classify_images
@@ -87,7 +88,9 @@ def _train(
         state = RunState(None, model)
         train_images, val_images, test = (prepared.images[part] for part in ("train", "val", "test"))
         fingerprint = record.data.fingerprint
-        follow_plan(plan, state, Course(train_images, val_images, classes, config, out, fingerprint, display, stop))
+        weight_N = image_weights(prepared.dataset.train, balance=config.train.balance)
+        told = (display, stop, None, weight_N)
+        follow_plan(plan, state, Course(train_images, val_images, classes, config, out, fingerprint, *told))
         with display.task("test images") as advance:
             logits_NK = classify_images(model, test, advance)
         evaluation = evaluate_logits(logits_NK, test.label_N, classes, "test")

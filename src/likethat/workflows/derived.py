@@ -13,7 +13,7 @@ from torch import Tensor
 from likethat.config import ModelConfig
 from likethat.data.dataset import DataSet, leave_out
 from likethat.data.formats import open_by_config
-from likethat.data.loaders import Images
+from likethat.data.loaders import Images, image_weights
 from likethat.data.reading.pages import split_page
 from likethat.errors import UserError
 from likethat.explaining.gallery import source_names
@@ -28,6 +28,7 @@ from likethat.runs.atomic_files import copy_state, save_tensors, write_json
 from likethat.runs.classifier import Classifier, Prototype
 from likethat.runs.data import with_labels_of
 from likethat.runs.layout import RunRecord
+from likethat.training.last_layer import of_views
 from likethat.training.pruning.prune import CachedScores
 from likethat.workflows.run_setup import PreparedRun, make_record, prepare
 
@@ -73,8 +74,10 @@ def open_member(
         with display.task(f"scores of the {part} images") as advance:
             score_NP = cache_scores(network, scored, None, scratch / f"scores{number}{part}.f16", advance)
         unfair = source_P if part == "train" and record.config.train.tie else None
+        weight_N = image_weights(dataset.train, balance=record.config.train.balance) if part == "train" else None
+        weight_N = of_views(weight_N, len(scored) // max(1, len(images)))
         scores[part] = CachedScores(
-            score_NP, scored.label_N, class_P, network.num_classes, unfair, len(images), scratch
+            score_NP, scored.label_N, class_P, network.num_classes, unfair, len(images), scratch, weight_N
         )
     nearest_Pk = None
     if nearest is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from likethat.config import AUTO_WIDTH, Config, resolve
+from likethat.data.loaders import image_weights
 from likethat.distributed import barrier, is_main_process
 from likethat.explaining.gallery import draw_prototypes, save_prototypes
 from likethat.inference.passes import classify_images, latents_of, logits_by, measure, own_batches_of
@@ -97,7 +98,9 @@ def _train(
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard and is_main_process() else None
         classes = prepared.dataset.classes
-        course = Course(train_images, val_images, classes, config, out, record.data.fingerprint, display, stop, observe)
+        weight_N = image_weights(prepared.dataset.train, balance=config.train.balance)
+        told = (display, stop, observe, weight_N)
+        course = Course(train_images, val_images, classes, config, out, record.data.fingerprint, *told)
         state = fit(model, baseline, course)
         if config.model.latent_width == AUTO_WIDTH and is_main_process():
             with_chosen_width(record, model).write(out)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from likethat.data.dataset import DataSet, fingerprint
 from likethat.data.folder_kinds import CHECKPOINTS
-from likethat.data.loaders import to_unit
+from likethat.data.loaders import image_weights, to_unit
 from likethat.errors import UserError
 from likethat.explaining.explanation import class_number
 from likethat.explaining.gallery import draw_prototypes
@@ -28,6 +28,7 @@ from likethat.runs.calibration import fit_calibration
 from likethat.runs.classifier import Classifier, PreparedPicture, Prototype, load
 from likethat.runs.layout import RunRecord
 from likethat.training.candidates import Patch
+from likethat.training.last_layer import of_views
 from likethat.training.project import Projection
 from likethat.training.pruning.prune import CachedScores, refit_last_layer
 from likethat.workflows.derived import read_images, rebuild, source_images
@@ -100,6 +101,9 @@ class Workshop:
             len(self.original.classes),
             source_P if settings.tie else None,  # as in training: tied prototypes do not judge their own images
             len(self.dataset.train),
+            weight_N=of_views(
+                image_weights(self.dataset.train, balance=settings.balance), len(label_N) // len(self.dataset.train)
+            ),
         )
         solution = refit_last_layer(scores, None, settings)
         return State(columns, solution.weight_KP, self._measure(columns, solution.weight_KP), solution.kkt_residual)
