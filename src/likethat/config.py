@@ -45,8 +45,7 @@ class ModelConfig:
     input_size: tuple[int, int] = _option((224, 224), "height and width pictures are resized to")
     windows: tuple[int, int] = _option(
         NO_WINDOWS,
-        "SIZE,STRIDE in pixels, like 80,24: each cell of the latent map sees its own window of the picture and nothing "
-        "else",
+        "SIZE,STRIDE in pixels, like 80,24: each cell of the latent map sees its own window of the picture alone",
         words={"none": NO_WINDOWS},
     )
     fine_map: bool = _option(
@@ -60,6 +59,7 @@ class ModelConfig:
         words={"auto": AUTO_WIDTH},
     )
     prototypes_per_class: int = _option(6, "prototypes of each class")
+    prototypes_of: str = _option("", "fewer for some classes: CLASS=N,CLASS=N; auto: for those with few images")
     prototype_shape: tuple[int, int] = _option((1, 1), "height and width of a prototype in the latent map")
     similarity: str = _option("cosine", "function of the distance that scores a patch", ("log", "linear", "cosine"))
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import TINY, likethat, make_tiny_birds
+from helpers.runs import DEFAULT, TINY, likethat, make_tiny_birds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from likethat.data.dataset import Sample
+from likethat.config import ModelConfig
+from likethat.data.dataset import DataSet, Sample
 from likethat.data.loaders import image_weights, training_batches
+from likethat.errors import UserError
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.classifier import load
 from likethat.training.head import solve_head
 from likethat.training.last_layer import kkt_residual, solve_last_layer
+from likethat.training.losses import by_class
 from likethat.workflows.edit.model import open_workshop
+from likethat.workflows.run_setup import prototypes_by_class
 
 SOLVED = {"lam": 1e-3, "ridge": 1e-3, "tol": 1e-7}
 
@@ -121,3 +126,36 @@ def test_the_residual_knows_the_weights() -> None:
     problem = (found.weight_KP, score_NP, label_N, class_P)
     assert kkt_residual(*problem, lam=1e-3, ridge=1e-3, weight_N=weight_N) <= 1e-7
     assert kkt_residual(*problem, lam=1e-3, ridge=1e-3) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("asked", "counts"),
+    [("", [6, 6, 6]), ("auto", [6, 6, 3]), ("b=2, c=1", [6, 2, 1]), ("a=6", [6, 6, 6])],
+)
+def test_classes_get_the_prototypes_that_are_asked_for(asked: str, counts: list[int]) -> None:
+    samples = tuple(samples_of([0] * 40 + [1] * 20 + [2] * 5))
+    dataset = DataSet(Path("data"), "folder", ("a", "b", "c"), samples, (), ())
+    assert prototypes_by_class(ModelConfig(prototypes_of=asked), dataset) == counts
+
+
+@pytest.mark.parametrize("asked", ["d=2", "a=7", "a=0", "a=x", "a", "=3"])
+def test_other_numbers_of_prototypes_are_refused(asked: str) -> None:
+    dataset = DataSet(Path("data"), "folder", ("a", "b"), tuple(samples_of([0, 1])), (), ())
+    with pytest.raises(UserError, match="--prototypes-of"):
+        prototypes_by_class(ModelConfig(prototypes_of=asked), dataset)
+
+
+def test_classes_with_fewer_prototypes_are_trained_as_ever(tmp_path: Path) -> None:
+    birds = make_tiny_birds(tmp_path / "birds")
+    name = sorted(path.name for path in (birds / "train").iterdir())[1]
+    likethat("train", birds, "--out", tmp_path / "run", *DEFAULT, "--prototypes-of", f"{name}=1", "--balance")
+    assert layout.read_record(tmp_path / "run").prototypes_of_class == (3, 1, 3)
+    assert json.loads(likethat("verify", tmp_path / "run", "--json", "--device", "cpu").stdout)["passed"]
+
+
+def test_maps_of_classes_with_fewer_prototypes_are_those_of_their_own() -> None:
+    vector_PD = torch.rand(6, 4)
+    padded_KmD = by_class(vector_PD, (3, 1, 2))
+    assert torch.equal(padded_KmD[1], torch.stack([vector_PD[3], torch.zeros(4), torch.zeros(4)]))
+    assert torch.equal(padded_KmD[2, :2], vector_PD[4:])
+    assert torch.equal(by_class(vector_PD, (2, 2, 2)), vector_PD.view(3, 2, 4))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -65,13 +65,22 @@ def place_cost(similarity_BVmHW: Tensor, part_BVmHW: Tensor) -> Tensor:
 
 
 def own_similarities(model: ProtoPNet, z_BDHW: Tensor, label_BV: Tensor) -> Tensor:
-    """Return the activation maps of the prototypes of some classes of each picture: B, V, m, H, W."""
+    """Return the activation maps of the prototypes of some classes of each picture: B, V, m, H, W. Where a class has
+    fewer than others, those that it lacks are alike everywhere."""
     layer = model.prototype_layer
-    patch_BDHW, vector_KmD = layer.patches(z_BDHW), layer.vectors().unflatten(0, (model.num_classes, -1))
+    patch_BDHW, vector_KmD = layer.patches(z_BDHW), by_class(layer.vectors(), model.prototypes_of_class)
     vector_BPD = vector_KmD[label_BV].flatten(1, 2)
     with torch.autocast(z_BDHW.device.type, enabled=False):
         product_BPHW = products(patch_BDHW, vector_BPD)
     return product_BPHW.unflatten(1, (label_BV.shape[1], -1))
+
+
+def by_class(vector_PD: Tensor, counts: Sequence[int]) -> Tensor:
+    """Return the vectors of every class, K, m, D, filled up with zeros; they lie class by class."""
+    if len(set(counts)) == 1:
+        return vector_PD.unflatten(0, (len(counts), -1))
+    most = max(counts)
+    return torch.stack([F.pad(own_mD, (0, 0, 0, most - len(own_mD))) for own_mD in vector_PD.split(list(counts))])
 
 
 def shared_entropy(logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, smoothing: float) -> Tensor:

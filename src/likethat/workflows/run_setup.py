@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from likethat.config import AUTO_WIDTH, Config
+from likethat.config import AUTO_WIDTH, Config, ModelConfig
 from likethat.data.cache import LoadedDataSet, load_dataset
 from likethat.data.dataset import DataSet, fingerprint, leave_out
 from likethat.data.formats import open_by_config
@@ -22,6 +25,7 @@ from likethat.runs import layout
 from likethat.runs.layout import DataRecord, RunRecord
 from likethat.runtime import StopFlag, physical_memory
 
+AUTO = "auto"  # numbers of prototypes by the number of a class's images
 MEMORY_SHARE = 0.4  # of the machine's memory that decoded pictures may take; beyond it they stay on disk
 
 
@@ -142,6 +146,30 @@ def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> N
         )
     if skip_bad and report.bad_paths():
         display.line(f"training without {len(report.bad_paths())} bad files")
+
+
+def prototypes_by_class(config: ModelConfig, dataset: DataSet) -> list[int]:
+    """Return how many prototypes each class gets: as many as all, or as the configuration says of some. By their size,
+    a class with a quarter of the images that the median class has gets half as many."""
+    most, asked = config.prototypes_per_class, config.prototypes_of.strip()
+    images = Counter(sample.label for sample in dataset.train)
+    if asked == AUTO:
+        middle = statistics.median(images.values())
+        return [max(1, min(most, round(most * math.sqrt(images[k] / middle)))) for k in range(len(dataset.classes))]
+    counts = dict.fromkeys(dataset.classes, most)
+    for entry in filter(None, asked.split(",")):
+        name, _, number = (text.strip() for text in entry.rpartition("="))
+        if name not in counts:
+            raise UserError(
+                f"--prototypes-of takes CLASS=N, and there is no class '{name or entry}'; look at its name."
+            )
+        if not number.isdecimal() or not 1 <= int(number) <= most:
+            raise UserError(
+                f"--prototypes-of gives {name} '{number}' prototypes; name a number from 1 to {most}, or raise "
+                "--prototypes-per-class."
+            )
+        counts[name] = int(number)
+    return list(counts.values())
 
 
 def make_record(prepared: PreparedRun, prototypes_of_class: list[int]) -> RunRecord:

@@ -30,7 +30,15 @@ from likethat.training.loop import fit
 from likethat.training.state import RunState
 from likethat.training.tensorboard import tensorboard_observer
 from likethat.workflows.run_conclusion import conclude
-from likethat.workflows.run_setup import PreparedRun, begin, check_same_images, make_record, open_out, prepare
+from likethat.workflows.run_setup import (
+    PreparedRun,
+    begin,
+    check_same_images,
+    make_record,
+    open_out,
+    prepare,
+    prototypes_by_class,
+)
 
 COARSE = 7  # rows and columns of a map, below which boxes hold much besides the part
 
@@ -83,7 +91,7 @@ def _train(
         check_baseline(Path(source), config.model, display)
     with memory_shortage_told(), stop_on_signals() as stop:
         prepared = prepare(data, out, config, torch_device, display, stop)
-        record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
+        record = make_record(prepared, prototypes_by_class(config.model, prepared.dataset))
         check_same_images(saved, record, out)
         torch.manual_seed(seed_for(config.train.seed, "weights"))
         weights = "none" if config.train.from_baseline else config.model.weights
