@@ -165,8 +165,10 @@ def _prune_to_budget(members: Sequence[Member], budget: int, display: Display) -
     with display.task("path over lambda") as advance:
         for number, (scores, own) in enumerate(zip(train, settings, strict=True)):
             data = (scores.score_NP, scores.label_N, scores.class_P, scores.num_classes)
-            kept = {"ridge": own.ridge, "own_positive": own.own_positive}
-            paths.append(solve_path(*data, lambdas, weight_N=scores.weight_N, **kept))
+            solutions = solve_path(
+                *data, lambdas, ridge=own.ridge, own_positive=own.own_positive, weight_N=scores.weight_N
+            )
+            paths.append(solutions)
             advance(number + 1, len(members))
     steps = [
         [
