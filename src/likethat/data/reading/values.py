@@ -63,7 +63,7 @@ def tell_values(found: Iterable[ValueRange]) -> Iterator[str]:
     by_kind: dict[str, list[ValueRange]] = {}
     for values in found:
         by_kind.setdefault(values.kind, []).append(values)
-    for kind, pictures in by_kind.items():
+    for kind, pictures in sorted(by_kind.items()):
         seen = [values for values in pictures if values.low is not None and values.high is not None]
         low = min((values.low for values in seen if values.low is not None), default=None)
         high = max((values.high for values in seen if values.high is not None), default=None)
