@@ -85,7 +85,7 @@ def read_images(
     source = Path(data or record.data.source)
     if not source.exists():
         raise UserError(f"The data is no longer at {source}; say where it is with --data DATA.")
-    prepared = prepare(source, scratch, record.config, classifier.device, display)
+    prepared = prepare(source, scratch, record.config, classifier.device, display, begins=False)
     if make_record(prepared, []).data.fingerprint != record.data.fingerprint:
         raise UserError(
             f"The images of {source} are not those that {classifier.path} was trained on; restore them or name them "
