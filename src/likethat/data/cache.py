@@ -61,16 +61,19 @@ def load_dataset(
     workers: int | None = None,
     cache_file: Path | None = None,
     progress: Advance | None = None,
+    with_looks: bool = True,
 ) -> LoadedDataSet:
-    """Check and decode the data set in one pass over its files.
+    """Check and decode the data set in one pass over its files; `with_looks` looks for near-duplicates, too.
 
     With `skip_bad`, bad files and their rows are left out; without, look at the report before using the pixels.
     """
     samples = dataset.all_samples()
     decoded = decode_samples(
-        dataset.root, samples, size_hw, workers=workers, cache_file=cache_file, progress=progress, with_looks=True
+        dataset.root, samples, size_hw, workers=workers, cache_file=cache_file, progress=progress, with_looks=with_looks
     )
-    report = make_report(dataset, decoded.sha256, decoded.problems, decoded.facts, decoded.looks)
+    report = make_report(
+        dataset, decoded.sha256, decoded.problems, decoded.facts, decoded.looks if with_looks else None
+    )
     pixels = decoded.pixels
     if skip_bad:
         bad, dataset = report.bad_paths(), report.without_bad()

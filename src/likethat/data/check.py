@@ -164,22 +164,24 @@ def make_report(
     hashes: Iterable[str],
     problems: Iterable[DataProblem],
     facts: Sequence[FileFacts],
-    looks: Sequence[str | None],
+    looks: Sequence[str | None] | None,
 ) -> Report:
-    """Report on what reading the files of `dataset.all_samples()`, in this order, has found."""
+    """Report on what reading the files of `dataset.all_samples()`, in this order, has found; without `looks`, nothing
+    of near-duplicates."""
     samples = dataset.all_samples()
     sha256 = {sample.path: value for sample, value in zip(samples, hashes, strict=True)}
     found = list(problems)
     found += _duplicates(dataset, sha256, {problem.path for problem in found})
     found += _too_few(dataset, {problem.path for problem in found})
-    known = {sample.path: look for sample, look in zip(samples, looks, strict=True) if look is not None}
-    grouped = any(sample.group is not None for sample in samples)
-    near = () if grouped else find_near_duplicates(dataset, known, sha256)
+    near: tuple[NearDuplicate, ...] = ()
+    if wanted := looks is not None and all(sample.group is None for sample in samples):
+        known = {sample.path: look for sample, look in zip(samples, looks or (), strict=True) if look is not None}
+        near = find_near_duplicates(dataset, known, sha256)
     notes = [
         *tell_values(told.values for told in facts if told.values is not None),
         *_tell_pages(samples, facts),
         *tell_near_duplicates(dataset, near),
-        *([MISSING] if find_hasher() is None and not grouped else []),
+        *([MISSING] if wanted and find_hasher() is None else []),
     ]
     return Report(dataset, tuple(found), {path: value for path, value in sha256.items() if value}, tuple(notes), near)
 

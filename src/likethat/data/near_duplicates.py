@@ -75,9 +75,15 @@ def find_near_duplicates(
 def tell_near_duplicates(dataset: DataSet, pairs: Sequence[NearDuplicate]) -> Iterator[str]:
     """Yield a sentence for every part that has pictures which look nearly like those of an earlier one."""
     for part in PARTS:
-        own = [pair for pair in pairs if pair.part == part]
-        if own:
-            first, total = own[0], len(dataset.part(part))
+        own, total = [pair for pair in pairs if pair.part == part], len(dataset.part(part))
+        if 2 * len(own) > total:
+            yield (
+                f"{len(own)} of {total} {part} pictures look nearly like one of an earlier part: all are composed "
+                "alike, or many show one thing. Where several show one patient, nest or burst, say so in a table's "
+                "column group"
+            )
+        elif own:
+            first = own[0]
             yield (
                 f"{len(own)} of {total} {part} pictures look nearly like one of an earlier part, such as {first.path} "
                 f"and {first.other} ({first.other_part}): accuracies on them do not hold. Put pictures of one burst, "

@@ -21,7 +21,7 @@ def describe_run(run: Path) -> dict[str, Any]:
         "finished": layout.is_finished(run),
         "preset": record.config.preset,
         "backbone": " + ".join(layout.read_record(member).config.model.backbone for member in members),
-        "data": record.data.root,
+        "data": str(record.data.source),
         "kind": record.data.kind,
         "classes": list(record.data.classes),
         "images": record.data.counts,

@@ -57,7 +57,7 @@ def _head(run: Path, record: RunRecord, test: dict[str, Any] | None) -> str:
     if test:
         result = {
             "task": {"type": "image-classification"},
-            "dataset": {"name": record.data.root, "type": record.data.kind, "split": "test"},
+            "dataset": {"name": str(record.data.source), "type": record.data.kind, "split": "test"},
             "metrics": [{"type": "accuracy", "value": test["accuracy"]}],
         }
         head["model-index"] = [{"name": run.name, "results": [result]}]
@@ -88,7 +88,7 @@ def _data(record: RunRecord) -> str:
     skipped = f" {len(data.skipped)} unreadable or duplicate files were left out." if data.skipped else ""
     return f"""## Data
 
-{_plain(data.root)} ({data.kind}): {counts} images.{skipped} Fingerprint of all files: `{data.fingerprint[:16]}`.
+{_plain(str(data.source))} ({data.kind}): {counts} images.{skipped} Fingerprint of all files: `{data.fingerprint[:16]}`.
 
 {len(data.classes)} classes: {shown}{more}."""
 

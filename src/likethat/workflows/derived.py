@@ -102,7 +102,7 @@ def read_images(
         root = open_by_config(source, record.config).root
         removed = {path for path in withdrawn if not split_page(root / path)[0].exists()}
         skipped |= removed
-    prepared = prepare(source, scratch, record.config, classifier.device, display, without=skipped)
+    prepared = prepare(source, scratch, record.config, classifier.device, display, begins=False, without=skipped)
     if make_record(prepared, []).data.fingerprint != record.data.fingerprint:
         if not withdrawn or not removed:
             raise UserError(

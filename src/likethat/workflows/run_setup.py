@@ -101,10 +101,11 @@ def prepare(
     display: Display,
     stop: StopFlag | None = None,
     *,
+    begins: bool = True,
     without: Set[str] = frozenset(),
 ) -> PreparedRun:
     """Read, check and decode every image once, but for those to do without; where there are problems, tell all of them
-    and stop."""
+    and stop. Of a run that `begins`, what is good to know of its images is told, too."""
     dataset = leave_out(open_by_config(data, config), without)
     for note in find_left_out(dataset) if is_main_process() else ():
         display.line(f"note: {note}")
@@ -125,8 +126,11 @@ def prepare(
             # Of several processes each decodes a share, and all use the file.
             cache_file=out / layout.PIXELS if too_large or world_size() > 1 else None,
             progress=go_on,
+            with_looks=begins,
         )
     _tell_problems(loaded, config.data.skip_bad, display)
+    for text in loaded.report.notes if begins else ():
+        display.line(f"note: {text}.")
     dataset = loaded.dataset
     images = {part: hold(pixels, dataset.part(part), device) for part, pixels in loaded.pixels.items()}
     found = frozenset(sample.path for sample in loaded.report.dataset.all_samples())
@@ -137,8 +141,6 @@ def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> N
     report = loaded.report
     for problem in report.problems:
         display.line(f"{'note' if problem.is_warning else 'problem'}: {problem}")
-    for note in report.notes:
-        display.line(f"note: {note}.")
     if report.errors and not skip_bad:
         raise UserError(
             f"{len(report.errors)} problems in {report.dataset.root}, the first: {report.errors[0]}. "

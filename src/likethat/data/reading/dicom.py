@@ -41,8 +41,11 @@ class DicomPicture:
             self.file = pydicom.dcmread(io.BytesIO(data), specific_tags=TAGS)
             self.pages = int(self.file.get("NumberOfFrames") or 1)
             self.size = int(self.file.Columns), int(self.file.Rows)
+            colours, bits = int(self.file.SamplesPerPixel), int(self.file.BitsAllocated)
         except Exception:  # its text may quote the file
             raise BadDicom("it is no DICOM picture, or a damaged one; export it again or delete it") from None
+        if colours not in (1, 3) or bits not in (1, 8, 16, 32):
+            raise BadDicom(f"it has {colours} values of {bits} bits a pixel; save it with 1 or 3 of 8, 16 or 32 bits")
         if page > self.pages:
             raise BadDicom(f"it has {self.pages} frames, so there is no page {page}")
         self.page = page
@@ -74,11 +77,11 @@ class DicomPicture:
                 None if bits == 8 else ValueRange("DICOM colour", black, white)
             )
         ranges = self._ranges()
-        values_HW = np.asarray(apply_modality_lut(stored, ranges), np.float64)
+        values_HW = apply_modality_lut(stored, ranges)
         # A window, or a table in its place, says which values are to be seen; without either, all that can be.
         if stated is None and "WindowCenter" not in ranges and ranges.get("VOILUTSequence"):
             bits = int(ranges.VOILUTSequence[0].LUTDescriptor[2])
-            values_HW = np.asarray(apply_voi(values_HW.astype(np.int64), ranges), np.float64)
+            values_HW = apply_voi(values_HW.astype(np.int64), ranges)
             usual: Range | None = of_bits(bits)
         else:
             usual = self._window(ranges) or self._all_values(ranges)

@@ -12,6 +12,7 @@ import numpy as np
 Range = tuple[float, float]  # the values that become black and white
 
 SLACK = 1e-3  # by which floats may leave their range, as rounding does
+CHUNK = 1_000_000  # values that are numbers of 64 bits at a time: pictures may be large
 DARK = 1 / 8  # share of their range that values use at most when pictures come out nearly black
 
 
@@ -41,9 +42,8 @@ def to_8_bits(
 
     What lies outside a stated range becomes black or white, and what is not finite becomes black.
     """
-    finite_HW = np.isfinite(values_HW)
-    finite_n = values_HW[finite_HW]
-    low, high = (float(finite_n.min()), float(finite_n.max())) if len(finite_n) else (0.0, 0.0)
+    finite_n = values_HW if values_HW.dtype.kind in "biu" else values_HW[np.isfinite(values_HW)]
+    low, high = (float(finite_n.min()), float(finite_n.max())) if finite_n.size else (0.0, 0.0)
     chosen = stated or usual
     if chosen is None:
         raise UnknownRange(f"{kind} values from {low:g} to {high:g} have no agreed range")
@@ -52,9 +52,13 @@ def to_8_bits(
         raise UnknownRange(
             f"{kind} values are read from {black:g} to {white:g}, and these run from {low:g} to {high:g}"
         )
-    # Rounded half up: of 16 bits, 257 * k gives exactly k, and the steps are of equal width.
-    scaled_HW = np.floor((values_HW.astype(np.float64) - black) * 255 / (white - black) + 0.5)
-    pixel_HW = np.where(finite_HW, np.clip(np.nan_to_num(scaled_HW), 0, 255), 0).astype(np.uint8)
+    pixel_HW = np.empty(values_HW.shape, np.uint8)
+    rows = max(1, CHUNK // values_HW.shape[1])
+    for start in range(0, len(values_HW), rows):
+        exact_hW = values_HW[start : start + rows].astype(np.float64)
+        # Rounded half up: of 16 bits, 257 * k gives exactly k, and the steps are of equal width.
+        scaled_hW = np.floor((exact_hW - black) * 255 / (white - black) + 0.5)
+        pixel_HW[start : start + rows] = np.where(np.isfinite(exact_hW), scaled_hW.clip(0, 255), 0)
     return pixel_HW, ValueRange(kind, black, white, low, high)
 
 
@@ -63,7 +67,7 @@ def tell_values(found: Iterable[ValueRange]) -> Iterator[str]:
     by_kind: dict[str, list[ValueRange]] = {}
     for values in found:
         by_kind.setdefault(values.kind, []).append(values)
-    for kind, pictures in by_kind.items():
+    for kind, pictures in sorted(by_kind.items()):
         seen = [values for values in pictures if values.low is not None and values.high is not None]
         low = min((values.low for values in seen if values.low is not None), default=None)
         high = max((values.high for values in seen if values.high is not None), default=None)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from likethat.data.decode import Box
 from likethat.data.folder import PART_NAMES
 from likethat.data.tables.columns import BOX
 
 PART_OF = {name: part for part, names in PART_NAMES.items() for name in names}
 LONGEST_LABEL = 200
-
-Box = tuple[float, float, float, float]
 
 
 class BadValue(ValueError):
