@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from likethat.data.decode import Box
 from likethat.explaining.draw.heat import heat_layer
-from likethat.explaining.draw.render import jpeg, read_jpeg, scaled, shrink
+from likethat.explaining.draw.render import encode, jpeg, read_jpeg, scaled, shrink
 from likethat.explaining.matches import Match
 from likethat.explaining.scoring import ScoredPicture
 
@@ -97,6 +96,4 @@ class Pictures:
 def _heat(map_HW: Tensor, picture: Picture, colours: str) -> str:
     scale = HEAT_SIDE / max(picture.width, picture.height)
     size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
-    buffer = io.BytesIO()
-    heat_layer(map_HW, size, colours).save(buffer, "WEBP", quality=85)
-    return data_uri(buffer.getvalue(), "webp")
+    return data_uri(encode(heat_layer(map_HW, size, colours), "WEBP", quality=85), "webp")
