@@ -9,8 +9,9 @@ from typing import Any
 
 from likethat import __version__
 from likethat.runs import layout
-from likethat.runs.atomic_files import read_json, write_text
+from likethat.runs.atomic_files import write_text
 from likethat.runs.layout import RunRecord
+from likethat.runs.prototypes import read_prototypes
 
 MOST_CLASSES = 20  # listed by name
 MOST_WEAK = 5  # classes and confusions listed
@@ -118,13 +119,9 @@ def _accuracy(tests: list[dict[str, Any]], calibrated: bool, classes: int) -> st
 def _prototypes(run: Path, record: RunRecord) -> str:
     counts = record.prototypes_of_class
     each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    entries = [
-        entry
-        for folder in record.member_folders()
-        for entry in read_json(run / folder / layout.PROTOTYPES)["prototypes"]
-    ]
-    sources = len({entry["sha256"] for entry in entries})
-    named = sum(1 for entry in entries if entry.get("name"))
+    prototypes = read_prototypes(run)
+    sources = len({prototype.sha256 for prototype in prototypes})
+    named = sum(bool(prototype.name) for prototype in prototypes)
     names = f" A person has named {named} of them." if named else ""
     return f"""## Prototypes
 

@@ -53,18 +53,15 @@ class Pictures:
         if key not in self.by_key:
             data, size = read_jpeg(run, name)
             href = data_uri(data, "jpeg") if self.inline else name
-            self.by_key[key] = Picture(self._id(), href, *size)
+            self.by_key[key] = Picture(f"p{len(self.by_key)}", href, *size)
         return self.by_key[key]
 
     def of_explanation(self, explanation: ScoredPicture) -> Picture:
         key = id(explanation)
         if key not in self.by_key:
             image = shrink(explanation.picture, QUERY_SIDE)
-            self.by_key[key] = Picture(self._id(), data_uri(jpeg(image), "jpeg"), *image.size)
+            self.by_key[key] = Picture(f"p{len(self.by_key)}", data_uri(jpeg(image), "jpeg"), *image.size)
         return self.by_key[key]
-
-    def _id(self) -> str:
-        return f"p{len(self.by_key)}"
 
     def crop(self, run: Path, match: Match) -> Drawing:
         prototype = match.prototype
