@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 
-from likethat.bench.explaining import explain_figures
-from likethat.bench.inference import inference_figures
+from likethat.bench.inference import explain_figures, inference_figures, pass_figures
 from likethat.bench.last_layer import last_layer_figures
 from likethat.bench.measure import BenchFigure
-from likethat.bench.passes import pass_figures
 from likethat.bench.setting import Setting, setting_of
 from likethat.bench.training import training_figures
 from likethat.progress import Display
