@@ -71,8 +71,4 @@ def run_bench(device: str, quick: bool, compile: bool, display: Display) -> Benc
 def _first_backbone(setting: Setting) -> list[BenchFigure]:
     backbone = setting.backbones[0]
     passes, seconds_of_image = pass_figures(backbone, setting)
-    return [
-        *passes,
-        *explain_figures(backbone, setting),
-        *last_layer_figures(backbone, setting, seconds_of_image),
-    ]
+    return [*passes, *explain_figures(backbone, setting), *last_layer_figures(backbone, setting, seconds_of_image)]

@@ -21,15 +21,12 @@ def write_card(run: Path) -> None:
     """Write the model card from what the run folder tells; members of a combined run are described together."""
     record, metrics = layout.read_record(run), layout.read_metrics(run)
     steps = {line["stage"]: line for line in metrics}
+    tests = [line for line in metrics if line["stage"] == "test"]
     sections = [
         _head(run, record, steps.get("test")),
         _introduction(run.name, record),
         _data(record),
-        _accuracy(
-            [line for line in metrics if line["stage"] == "test"],
-            (run / layout.CALIBRATION).is_file(),
-            len(record.data.classes),
-        ),
+        _accuracy(tests, (run / layout.CALIBRATION).is_file(), len(record.data.classes)),
         _prototypes(run, record),
         _selection(run, record, metrics),
         _limits(record, steps.get("test")),

@@ -16,8 +16,6 @@ from likethat.serve.problems import Refused
 
 ATLAS = "atlas"  # the folder in the run where `likethat atlas` leaves what it found
 FROM_ATLAS = ("purity", "val_purity", "mixed", "leads", "repeats")
-
-
 AtlasEntries = Mapping[int, dict[str, Any]]  # what `likethat atlas` found, by prototype
 
 

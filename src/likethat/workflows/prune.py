@@ -108,9 +108,8 @@ def _prune_by_rule(member: Member, threshold: int, keep_one: bool) -> Pruned:
         own_P, scores.class_P, member.dataset.classes, threshold=threshold, keep_one=keep_one
     )
     settings = member.record.config.train
-    return Pruned(
-        member, keep_p, rules.refit_last_layer(scores.select(keep_p), member.weight_KP[:, keep_p], settings), settings
-    )
+    solution = rules.refit_last_layer(scores.select(keep_p), member.weight_KP[:, keep_p], settings)
+    return Pruned(member, keep_p, solution, settings)
 
 
 def _thin(member: Member, per_class: int | Literal["auto"], display: Display) -> Pruned:

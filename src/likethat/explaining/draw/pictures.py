@@ -85,9 +85,8 @@ class Pictures:
 
     def activation(self, explanation: ScoredPicture, match: Match) -> Drawing:
         drawing = self.part(explanation, match)
-        return replace(
-            drawing, label="activation map", box=None, heat=_heat(match.map_HW, drawing.picture, self.colours)
-        )
+        heat = _heat(match.map_HW, drawing.picture, self.colours)
+        return replace(drawing, label="activation map", box=None, heat=heat)
 
 
 def _heat(map_HW: Tensor, picture: Picture, colours: str) -> str:
