@@ -10,7 +10,7 @@ from likethat.errors import UserError
 
 
 def prune(args: argparse.Namespace) -> int:
-    """Remove prototypes that look like other classes or are not missed, or connections, and write a new run."""
+    """Write a new run with fewer connections, or without prototypes that look like other classes or are not missed."""
     from likethat.cli.tables import print_pruning
     from likethat.workflows.prune import prune
 
