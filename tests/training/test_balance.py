@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.last_layer import kkt_residual
 from helpers.runs import DEFAULT, TINY, likethat, make_tiny_birds
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.classifier import load
 from likethat.training.head import solve_head
-from likethat.training.last_layer import kkt_residual, solve_last_layer
+from likethat.training.last_layer import solve_last_layer
 from likethat.training.losses import by_class
 from likethat.workflows.edit.model import open_workshop
 from likethat.workflows.run_setup import prototypes_by_class

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -103,13 +104,8 @@ def with_labels_of(classes: tuple[str, ...], dataset: DataSet, skipped: Set[str]
         kept = (sample for sample in samples if sample.path not in skipped)
         return tuple(replace(sample, label=number[dataset.classes[sample.label]]) for sample in kept)
 
-    return replace(
-        dataset,
-        classes=classes,
-        train=relabel(dataset.train),
-        val=relabel(dataset.val),
-        test=relabel(dataset.test),
-    )
+    parts: dict[str, Any] = {part: relabel(dataset.part(part)) for part in PARTS}
+    return replace(dataset, classes=classes, **parts)
 
 
 def is_training_data(classifier: Classifier | LoadedBaseline, dataset: DataSet) -> bool:

@@ -33,10 +33,9 @@ def fit_head(
         pooled_NC[send(index_B, images.device)] = feature_BCHW.mean((2, 3))
     data = (gather_rows(pooled_NC), images.label_N, baseline.head.out_features)
     weight_KC, bias_K = solve_head(*data, smoothing, weight_N)
-    baseline.head.weight.copy_(weight_KC)
-    baseline.head.bias.copy_(bias_K)
-    broadcast_tensor(baseline.head.weight)
-    broadcast_tensor(baseline.head.bias)
+    for parameter, value in ((baseline.head.weight, weight_KC), (baseline.head.bias, bias_K)):
+        parameter.copy_(value)
+        broadcast_tensor(parameter)
 
 
 def solve_head(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.last_layer import kkt_residual
 from helpers.runs import TINY, likethat, make_tiny_birds
 
 from likethat.data.cache import decode_samples
@@ -21,7 +22,6 @@ from likethat.inference.source_image import leave_source_out
 from likethat.runs import layout
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.data import open_run_data
-from likethat.training.last_layer import kkt_residual
 from likethat.workflows.edit.editor import open_editor
 from likethat.workflows.edit.history import read_history
 from likethat.workflows.edit.withdraw import open_without

@@ -14,7 +14,7 @@ from likethat.config import Config
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.loaders import Images
 from likethat.errors import UserError
-from likethat.explaining.explanation import Explanation, Options, explain_outputs
+from likethat.explaining.explanation import Explanation, Options, explain_batch
 from likethat.inference.passes import classify_images, score_images
 from likethat.inference.source_image import leave_source_out
 from likethat.models.backbone import Backbone, configured_backbone, place
@@ -159,7 +159,8 @@ def explain_without_itself(classifier: Classifier, root: Path, doubt: Doubt) -> 
     if classifier.classes[int(without.logits_BK[0].argmax())] == doubt.class_name:
         against = doubt.suggested
     options = Options(top_classes=1, against=against)
-    (explanation,) = explain_outputs(classifier, [without], [prepared], options, paths=[doubt.sample.path])
+
+    (explanation,) = explain_batch(classifier, [prepared], options, paths=[doubt.path], outputs=[without])
     return replace(explanation, verdict=None)  # it is no new picture, so nothing is promised about it
 
 
