@@ -36,6 +36,7 @@ class DataConfig:
     value_range: tuple[float, float] = _option(
         ANY_VALUES, "values of pictures of more than 8 bits that become black and white", words={"auto": ANY_VALUES}
     )
+    on_object: bool = _option(False, "take prototypes from the object, where the data has masks or boxes of it")
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,7 @@ class TrainConfig:
     place: float = _option(1.0, "weight of the place cost: prototypes are found on the part that they were cut from")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
     ridge: float = _option(1e-4, "weight of the pull of connections to 1 (own class) or 0; makes the optimum exist")
-    own_positive: bool = _option(
-        True, "keep connections to the own class at 0 or above: looking like a class never speaks against it"
-    )
+    own_positive: bool = _option(True, "own connections are 0 or above: looking like a class never speaks against it")
     last_layer_views: int = _option(4, "views of every training image that the last layer learns from")
     compile: bool | None = _option(
         None,

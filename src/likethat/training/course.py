@@ -33,6 +33,7 @@ class Course:
     stop: StopFlag
     observe: Observer | None = None
     weight_N: Tensor | None = None  # how much each training image counts; None where all count alike
+    on_NHW: Tensor | None = None  # cells of each training image that prototypes may be taken from; None for all
 
     def check_stop(self) -> None:
         """Stop where any process was asked to: processes that train together stop together."""

@@ -82,7 +82,7 @@ def find_parts_of_images(state: RunState, entry: PlanEntry, course: Course) -> N
         backbone = state.backbone
     backbone, count = place(backbone, course.train.device).eval(), config.model.prototypes_per_class
     with display.task("parts of the pictures") as advance:
-        state.parts = find_parts(backbone, maps_if_they_fit(backbone, course.train, advance), count)
+        state.parts = find_parts(backbone, maps_if_they_fit(backbone, course.train, advance), count, course.on_NHW)
     shown_m = state.parts.shown_Nm.float().mean(0).tolist()
     state.metrics.append({**asdict(entry), "shown": shown_m, "seconds": time.monotonic() - started})
     display.line(f"{count} parts found, each in {min(shown_m):.0%} to {max(shown_m):.0%} of the training images")
@@ -131,7 +131,7 @@ def project_prototypes(state: RunState, entry: PlanEntry, course: Course) -> Non
     started = time.monotonic()
     before = measure(classify_images(model, val), val.label_N)
     with display.task("projection") as advance:
-        state.projection = project(model, course.train, course.classes, advance)
+        state.projection = project(model, course.train, course.classes, advance, course.on_NHW)
     after = measure(classify_images(model, val), val.label_N)
     moved_P = state.projection.moved_P
     moved = {"mean": float(moved_P.mean()), "max": float(moved_P.max())}

@@ -10,6 +10,7 @@ import torch
 
 from likethat.config import AUTO_WIDTH, Config, resolve
 from likethat.data.loaders import image_weights
+from likethat.data.objects import object_cells
 from likethat.distributed import barrier, is_main_process
 from likethat.explaining.gallery import draw_prototypes, save_prototypes
 from likethat.inference.passes import classify_images, latents_of, logits_by, measure, own_batches_of
@@ -107,7 +108,13 @@ def _train(
         observe = tensorboard_observer(out) if tensorboard and is_main_process() else None
         classes = prepared.dataset.classes
         weight_N = image_weights(prepared.dataset.train, balance=config.train.balance)
-        told = (display, stop, observe, weight_N)
+        on_NHW = None
+        if config.data.on_object:
+            with display.task("masks and boxes") as advance:
+                on_NHW = object_cells(prepared.dataset, model.backbone.cells, advance)
+            shown = float(on_NHW.float().mean())
+            display.line(f"prototypes are taken from the objects, which fill {shown:.0%} of the training images")
+        told = (display, stop, observe, weight_N, on_NHW)
         course = Course(train_images, val_images, classes, config, out, record.data.fingerprint, *told)
         state = fit(model, baseline, course)
         if config.model.latent_width == AUTO_WIDTH and is_main_process():
