@@ -65,7 +65,7 @@ class AugmentConfig:
     shear: float = _option(10.0, "largest shear in degrees")
     distortion: float = _option(0.01, "largest elastic shift, as a share of the side; 0 turns it off")
     flip: float = _option(0.5, "chance of a left-right flip")
-    compose: bool = _option(True, "warp each view in all these ways together instead of in one of them")
+    compose: bool = _option(True, "warp each view in all these ways together instead of in one of them, as published")
     zoom: float = _option(0.7, "smallest share of the sides that a view shows; 1 shows the whole picture")
     jitter: float = _option(0.3, "largest relative change of brightness, contrast and saturation")
     noise: float = _option(0.05, "largest standard deviation of a view's noise, of pixels from 0 to 1")
