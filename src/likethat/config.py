@@ -35,7 +35,9 @@ class DataConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     backbone: str = _option("tf_efficientnet_lite0", "any timm model that yields a spatial map")
-    weights: str = _option("pretrained", "backbone weights: pretrained, none, or a safetensors or .pth file")
+    weights: str = _option(
+        "pretrained", "backbone weights: pretrained, torchvision (the paper's, if timm has them), none, or a file"
+    )
     input_size: tuple[int, int] = _option((224, 224), "height and width pictures are resized to")
     windows: tuple[int, int] = _option(
         NO_WINDOWS,
@@ -162,6 +164,7 @@ def paper(backbone: str) -> Config:
     return Config(
         preset="paper",
         model=ModelConfig(
+            weights="torchvision",
             add_on="regular",
             fine_map=False,
             latent_width=256 if backbone.split(".")[0] == "resnet34" else 128,
