@@ -28,6 +28,7 @@ from likethat.workflows.reproduce.plan import Study, make_tasks, run_options
 from likethat.workflows.reproduce.study import reproduce
 
 BACKBONES = ("test_resnet", "test_efficientnet")
+AS_LONG = "baseline-as-long-as-default"
 # Those of the other tests' runs, less what a study sets itself.
 OPTIONS = [*TINY[4:], *"--baseline-epochs 2 --joint-epochs 1".split()]
 
@@ -117,6 +118,10 @@ def test_every_figure_is_a_runs_own(study: Path) -> None:
             row = row_of(study, backbone, "default")
             assert row_of(study, backbone, "baseline")["test"]["by_seed"][seed] == baseline[-1]["accuracy"]
             assert row_of(study, backbone, "baseline")["validation"]["by_seed"][seed] == baseline[-2]["val"]["accuracy"]
+            as_long = lines_of(folder / AS_LONG)
+            assert [line["stage"] for line in as_long] == ["joint", "keep", "test"], "it goes on from that baseline"
+            assert row_of(study, backbone, AS_LONG)["test"]["by_seed"][seed] == as_long[-1]["accuracy"]
+            assert row_of(study, backbone, AS_LONG)["validation"]["by_seed"][seed] == as_long[-2]["val"]["accuracy"]
             project, last_layer, test_projection, test = ours[-4:]
             for figure, value in {
                 "validation_before_projection": project["before"]["accuracy"],
@@ -172,18 +177,22 @@ def test_means_and_deviations(study: Path) -> None:
 def test_markdown_and_picture_show_the_same(study: Path) -> None:
     text = (study / "table.md").read_text()
     picture = "".join(ElementTree.parse(study / "table.svg").getroot().itertext())
-    for backbone, model in [(b, m) for b in BACKBONES for m in ("baseline", "default")] + [("combined", "default")]:
+    models = ("baseline", AS_LONG, "default")
+    for backbone, model in [(b, m) for b in BACKBONES for m in models] + [("combined", "default")]:
         figure = row_of(study, backbone, model)["test"]
         assert f" {100 * figure['mean']:.1f} ± {100 * figure['sd']:.1f} |" in text
         assert f"{100 * figure['mean']:.1f}" in picture
         assert backbone in picture
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")]
+    assert rows[2:5] == ["baseline", "baseline, as long as default", "ProtoPNet, default"]
+    assert "baseline, as long as default" in picture
     assert "Not complete" not in text
     assert "so far" not in text
 
 
 def test_wall_times_are_told(study: Path) -> None:
     seconds = document(study)["seconds"]
-    assert len(seconds) == 1 + 14
+    assert len(seconds) == 1 + 2 * (2 * 4 + 1)
     assert all(value > 0 for value in seconds.values())
     assert seconds["study"] >= max(seconds.values())
 
@@ -231,7 +240,7 @@ def test_a_failure_is_told_and_loses_nothing_else(study: Path, birds: Path, tmp_
     assert "seed0/test_vit/baseline failed: The weights" in done.stderr
     failures = document(tmp_path / "moved")["failures"]
     assert set(failures) == {
-        *(f"seed0/test_vit/{name}" for name in ("baseline", "default", "default-pruned")),
+        *(f"seed0/test_vit/{name}" for name in ("baseline", AS_LONG, "default", "default-pruned")),
         f"seed0/{'+'.join(BACKBONES)}+test_vit/default",
     }
     assert "`seed0/test_vit/baseline`: The weights" in done.stdout
@@ -275,6 +284,7 @@ def plan(**changes: Any) -> Study:
         "seeds": (0, 1, 2),
         "presets": ("paper", "default"),
         "views": (False, True),
+        "as_long": True,
         "device": "cuda",
         "config_file": None,
         "options": {},
@@ -285,8 +295,8 @@ def plan(**changes: Any) -> Study:
 
 def test_cropped_and_full_images_are_runs_of_their_own() -> None:
     tasks = {task.name: task for task in make_tasks(plan())}
-    # Of each view and seed: two backbones with a baseline and two presets, each pruned, and two combined.
-    assert len(tasks) == 2 * 3 * (2 * (1 + 2 * 2) + 2)
+    # Of each view and seed: two backbones with three baselines and two presets, each pruned, and two combined.
+    assert len(tasks) == 2 * 3 * (2 * (3 + 2 * 2) + 2)
     for name, task in tasks.items():
         trains = task.arguments[0] in ("train", "baseline")
         assert ("--full-images" in task.arguments) == (trains and name.startswith("full/"))
@@ -295,6 +305,19 @@ def test_cropped_and_full_images_are_runs_of_their_own() -> None:
     assert res[res.index("--weights") + 1] == "res.safetensors"
     assert res[res.index("--from-baseline") + 1] == "/out/full/seed2/resnet34/baseline"
     assert res[res.index("--seed") + 1] == "2"
+
+
+def test_a_baseline_is_trained_as_long_as_each_preset_that_trains() -> None:
+    tasks = {task.name: task for task in make_tasks(plan(presets=("quick", "paper", "default"), weights=()))}
+    assert "seed0/vgg19/baseline-as-long-as-quick" not in tasks
+    for preset, needs in (("paper", ()), ("default", ("seed0/vgg19/baseline",))):
+        task = tasks[f"seed0/vgg19/baseline-as-long-as-{preset}"]
+        assert task.arguments[0] == "baseline"
+        assert "--as-long" in task.arguments
+        assert task.arguments[task.arguments.index("--preset") + 1] == preset
+        assert "--weights" not in task.arguments  # so that each preset has its own
+        assert task.needs == needs
+    assert not any("as-long" in task.name for task in make_tasks(plan(as_long=False)))
 
 
 def test_options_reach_the_stages_that_a_preset_has() -> None:

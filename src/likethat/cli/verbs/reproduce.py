@@ -26,6 +26,7 @@ def reproduce(args: argparse.Namespace) -> int:
         seeds=args.seeds,
         presets=args.presets,
         full_images=args.full_images,
+        as_long=args.as_long,
         jobs=args.jobs,
         device=args.device,
         config_file=args.config,
@@ -44,9 +45,10 @@ def add(verbs: Any) -> None:
     verb.add_argument(
         "--weights",
         nargs="+",
-        default=["pretrained"],
+        default=[],
         metavar="FILE",
-        help="backbone weights: pretrained, none or a file, one for each backbone or one for all (default: pretrained)",
+        help="backbone weights: pretrained, torchvision, none or a file, one for each backbone or one for all "
+        "(default: each preset's own)",
     )
     verb.add_argument("--seeds", type=int, default=3, metavar="N", help="number of seeds, from 0 (default: 3)")
     verb.add_argument(
@@ -57,6 +59,12 @@ def add(verbs: Any) -> None:
         help=f"presets to train, of {', '.join(config.PRESETS)} (default: default)",
     )
     verb.add_argument("--full-images", action="store_true", help="train on whole pictures, too")
+    verb.add_argument(
+        "--as-long",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="train baselines as long as the ProtoPNet of each preset, too, which takes about as long as that",
+    )
     verb.add_argument("--jobs", type=int, default=1, metavar="N", help="number of runs at a time (default: 1)")
     verb.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of the options below")
     add_options(verb, without=OWN_OPTIONS)

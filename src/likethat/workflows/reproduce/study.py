@@ -25,10 +25,11 @@ def reproduce(
     backbones: Sequence[str],
     out: str | Path,
     *,
-    weights: Sequence[str] = ("pretrained",),
+    weights: Sequence[str] = (),
     seeds: int = 3,
     presets: Sequence[str] = ("default",),
     full_images: bool = False,
+    as_long: bool = True,
     jobs: int = 1,
     device: str = "auto",
     config_file: Path | None = None,
@@ -38,12 +39,13 @@ def reproduce(
     """Train the baseline and a ProtoPNet of each preset for every backbone and seed, prune and combine them, and
     return the table of their figures. Called again, go on with what is missing.
 
-    `options` are those of training, for all runs; `full_images` adds whole pictures to the cropped ones.
+    `options` are those of training, for all runs; without `weights` each preset has its own. `full_images` adds whole
+    pictures to the cropped ones. `as_long` adds a baseline with the stages, views, targets and epochs of each preset.
     """
     display, out = display or Display(quiet=True), Path(out).resolve()
     if seeds < 1 or jobs < 1:
         raise UserError("--seeds and --jobs must be at least 1.")
-    if len(weights) not in (1, len(backbones)):
+    if len(weights) not in (0, 1, len(backbones)):
         raise UserError(
             f"--weights takes one entry for each of the {len(backbones)} backbones, in their order, or one for all; "
             f"these are {len(weights)}."
@@ -59,6 +61,7 @@ def reproduce(
         seeds=tuple(range(seeds)),
         presets=tuple(presets),
         views=(False, True) if full_images else (False,),
+        as_long=as_long,
         device=device,
         config_file=config_file,
         options=options,

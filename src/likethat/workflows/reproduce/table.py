@@ -11,10 +11,13 @@ from typing import Any
 from likethat.runs import layout
 from likethat.runs.describe import describe_run
 from likethat.runs.layout import is_finished
-from likethat.workflows.reproduce.plan import BASELINE, COMBINED, PRUNED, Study
+from likethat.workflows.reproduce.plan import AS_LONG, BASELINE, COMBINED, PRUNED, Study, is_baseline
 from likethat.workflows.reproduce.schedule import Times
 
 MISSING = "-"
+AS_LONG_EXPLAINED = (
+    "A baseline as long as a preset has the stages, views, targets and epochs of its ProtoPNet: compare with it first. "
+)
 PERCENT = ("test", "validation")  # how the names of figures begin that are shares
 # Columns of the second table: heading, figure.
 STAGES = (
@@ -42,7 +45,7 @@ class StudyRow:
 
     full: bool
     backbone: str
-    kind: str  # the baseline or a preset
+    kind: str  # a baseline or a preset
     figures: Mapping[str, Mapping[int, float]]
 
     def statistics(self, figure: str) -> dict[str, Any] | None:
@@ -60,7 +63,7 @@ def gather(study: Study, times: Times) -> list[StudyRow]:
     """Return a row for every model, with what its finished runs say."""
     rows = []
     for full in study.views:
-        members = [(backbone, kind) for backbone in study.backbones for kind in (BASELINE, *study.presets)]
+        members = [(backbone, kind) for backbone in study.backbones for kind in study.kinds]
         if len(study.backbones) > 1:
             members += [(COMBINED, preset) for preset in study.presets]
         for backbone, kind in members:
@@ -104,7 +107,7 @@ def to_document(study: Study, rows: Sequence[StudyRow], failures: Mapping[str, s
     return {
         "data": str(Path(study.data).resolve()),
         "seeds": list(study.seeds),
-        "backbones": dict(zip(study.backbones, study.weights, strict=True)),
+        "backbones": dict(zip(study.backbones, study.weights or [None] * len(study.backbones), strict=True)),
         "presets": list(study.presets),
         "options": dict(study.options),
         "complete": is_complete(study, rows),
@@ -126,7 +129,7 @@ def is_complete(study: Study, rows: Sequence[StudyRow]) -> bool:
     return all(
         len(row.figures.get(figure, {})) == len(study.seeds)
         for row in rows
-        for figure in (("test",) if row.kind == BASELINE or row.backbone == COMBINED else ("test", "test_pruned"))
+        for figure in (("test",) if is_baseline(row.kind) or row.backbone == COMBINED else ("test", "test_pruned"))
     )
 
 
@@ -140,6 +143,7 @@ def to_markdown(study: Study, rows: Sequence[StudyRow], failures: Mapping[str, s
         f"Top-1 accuracy in %, {spread}. Everything was chosen on validation images; test images were "
         "looked at once all choices were made. "
         "Seconds are those of the run alone: a preset that begins with a baseline takes the finished one. "
+        f"{AS_LONG_EXPLAINED * study.as_long}"
         f"Wall time of the study{'' if complete else ' so far'}: {clock_time(times.study)}.\n",
     ]
     if not complete:
@@ -161,14 +165,14 @@ def _accuracies(study: Study, rows: Sequence[StudyRow]) -> str:
     columns = list(dict.fromkeys(row.backbone for row in rows))
     by_place = {(row.backbone, row.kind): row for row in rows}
     lines = [("test accuracy", *columns)]
-    for kind in (BASELINE, *study.presets):
+    for kind in study.kinds:
         models = [by_place.get((column, kind)) for column in columns]
         lines.append((title_of(kind), *(cell(row, "test", study) if row else "" for row in models)))
     return _markdown(lines)
 
 
 def _stages(study: Study, rows: Sequence[StudyRow], columns: Sequence[tuple[str, str]]) -> str:
-    shown = [row for row in rows if columns is SIZES or (row.kind != BASELINE and row.backbone != COMBINED)]
+    shown = [row for row in rows if columns is SIZES or (not is_baseline(row.kind) and row.backbone != COMBINED)]
     lines = [("", *(heading for heading, _ in columns))]
     for row in shown:
         title = f"{row.backbone}, {title_of(row.kind)}"
@@ -177,7 +181,10 @@ def _stages(study: Study, rows: Sequence[StudyRow], columns: Sequence[tuple[str,
 
 
 def title_of(kind: str) -> str:
-    return "baseline" if kind == BASELINE else f"ProtoPNet, {kind}"
+    """Return the name of a kind of model for people."""
+    if kind.startswith(AS_LONG):
+        return f"baseline, as long as {kind.removeprefix(AS_LONG)}"
+    return BASELINE if kind == BASELINE else f"ProtoPNet, {kind}"
 
 
 def cell(row: StudyRow, figure: str, study: Study) -> str:
