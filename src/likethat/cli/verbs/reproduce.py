@@ -27,6 +27,7 @@ def reproduce(args: argparse.Namespace) -> int:
         presets=args.presets,
         full_images=args.full_images,
         as_long=args.as_long,
+        interpretability=args.interpretability,
         jobs=args.jobs,
         device=args.device,
         config_file=args.config,
@@ -64,6 +65,12 @@ def add(verbs: Any) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="train baselines as long as the ProtoPNet of each preset, too, which takes about as long as that",
+    )
+    verb.add_argument(
+        "--interpretability",
+        choices=("val", "test"),
+        default="",
+        help="measure the explanations, too, on the images of that part",
     )
     verb.add_argument("--jobs", type=int, default=1, metavar="N", help="number of runs at a time (default: 1)")
     verb.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of the options below")
