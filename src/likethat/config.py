@@ -35,7 +35,9 @@ class DataConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     backbone: str = _option("tf_efficientnet_lite0", "any timm model that yields a spatial map")
-    weights: str = _option("pretrained", "backbone weights: pretrained, none, or a safetensors or .pth file")
+    weights: str = _option(
+        "pretrained", "backbone weights: pretrained, torchvision (the paper's, if timm has them), none, or a file"
+    )
     input_size: tuple[int, int] = _option((224, 224), "height and width pictures are resized to")
     windows: tuple[int, int] = _option(
         NO_WINDOWS,
@@ -65,7 +67,7 @@ class AugmentConfig:
     shear: float = _option(10.0, "largest shear in degrees")
     distortion: float = _option(0.01, "largest elastic shift, as a share of the side; 0 turns it off")
     flip: float = _option(0.5, "chance of a left-right flip")
-    compose: bool = _option(True, "warp each view in all these ways together instead of in one of them")
+    compose: bool = _option(True, "warp each view in all these ways together instead of in one of them, as published")
     zoom: float = _option(0.7, "smallest share of the sides that a view shows; 1 shows the whole picture")
     jitter: float = _option(0.3, "largest relative change of brightness, contrast and saturation")
     noise: float = _option(0.05, "largest standard deviation of a view's noise, of pixels from 0 to 1")
@@ -162,6 +164,7 @@ def paper(backbone: str) -> Config:
     return Config(
         preset="paper",
         model=ModelConfig(
+            weights="torchvision",
             add_on="regular",
             fine_map=False,
             latent_width=256 if backbone.split(".")[0] == "resnet34" else 128,
