@@ -92,3 +92,17 @@ def test_data_without_masks_or_boxes_is_told(birds: Path, tmp_path: Path) -> Non
         place.write_bytes(picture.read_bytes())
     with pytest.raises(UserError, match="neither masks nor boxes"):
         object_cells(open_dataset(tmp_path / "plain"), tiles((4, 4)))
+
+
+def test_a_cost_moves_evidence_onto_the_masks(table: Path, tmp_path: Path) -> None:
+    options = [*TINY, "--input-size", "128", "--baseline-epochs", "1", "--joint-epochs", "8", "--backbone-lr", "0.003"]
+    likethat("train", table, "--out", tmp_path / "run", *options, "--on-mask", "3", "--place", "0", "--cutmix", "0")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    costs = [line["train"]["on_mask"] for line in lines if line["stage"] == "joint"]
+    assert len(costs) == 8
+    assert costs[-1] < 0.9 * costs[0], costs
+
+
+def test_a_cost_needs_maps_that_it_can_be_taken_of(table: Path, tmp_path: Path) -> None:
+    done = likethat("train", table, "--out", tmp_path / "run", *PAPER, "--on-mask", "1", check=2)
+    assert "--on-mask needs --similarity cosine" in done.stderr

@@ -29,8 +29,8 @@ def object_cells(dataset: DataSet, cells: Cells, advance: Advance | None = None)
     boxes: Mapping[str, Box] = parts.object_of if parts else {}
     if not any(sample.mask or sample.path in boxes for sample in dataset.train):
         raise UserError(
-            f"{dataset.root} has neither masks nor boxes of its objects, which --on-object and --on-mask need; name masks "
-            "in a table with a column mask, or leave the option out."
+            f"{dataset.root} has neither masks nor boxes of its objects, which --on-object needs; name masks in a "
+            "column mask of a table, or leave the option out."
         )
 
     def look(sample: Sample) -> Tensor:

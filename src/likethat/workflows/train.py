@@ -12,6 +12,7 @@ from likethat.config import AUTO_WIDTH, Config, resolve
 from likethat.data.loaders import image_weights
 from likethat.data.objects import object_cells
 from likethat.distributed import barrier, is_main_process
+from likethat.errors import UserError
 from likethat.explaining.gallery import draw_prototypes, save_prototypes
 from likethat.inference.passes import classify_images, latents_of, logits_by, measure, own_batches_of
 from likethat.models.backbone import place
@@ -33,12 +34,14 @@ from likethat.training.tensorboard import tensorboard_observer
 from likethat.workflows.run_conclusion import conclude
 from likethat.workflows.run_setup import (
     PreparedRun,
+    baseline_to_read,
     begin,
     check_same_images,
     make_record,
     open_out,
     prepare,
     prototypes_by_class,
+    with_weights,
 )
 
 COARSE = 7  # rows and columns of a map, below which boxes hold much besides the part
@@ -84,10 +87,7 @@ def _train(
     tensorboard: bool,
 ) -> Classifier:
     """Train into a folder that is held and may be written to; `saved` is the record of a run that goes on."""
-    if saved is not None and (out / layout.STATE).is_file():
-        config, source = replace(config, train=saved.config.train), ""  # read already, wherever it is now
-    else:
-        source = config.train.from_baseline
+    config, source = baseline_to_read(config, saved, out)
     if source:
         check_baseline(Path(source), config.model, display)
     with memory_shortage_told(), stop_on_signals() as stop:
@@ -102,18 +102,21 @@ def _train(
             baseline = BaselineClassifier(model.backbone, len(record.data.classes)).to(torch_device)
             if source:
                 read_baseline(baseline, Path(source), record)
+        record = with_weights(record, model.backbone, saved, out)
         begin(out, record, saved)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard and is_main_process() else None
         classes = prepared.dataset.classes
         weight_N = image_weights(prepared.dataset.train, balance=config.train.balance)
-        on_NHW = None
-        if config.data.on_object:
+        on_NHW, simple = None, (config.model.similarity, config.model.prototype_shape) == ("cosine", (1, 1))
+        if config.train.on_mask and (not simple or model.backbone.windows is not None):
+            raise UserError("--on-mask needs --similarity cosine, --prototype-shape 1,1 and no --windows.")
+        if config.data.on_object or config.train.on_mask:
             with display.task("masks and boxes") as advance:
-                on_NHW = object_cells(prepared.dataset, model.backbone.cells, advance)
+                on_NHW = object_cells(prepared.dataset, model.backbone.cells, advance).to(torch_device)
             shown = float(on_NHW.float().mean())
-            display.line(f"prototypes are taken from the objects, which fill {shown:.0%} of the training images")
+            display.line(f"masks and boxes of objects fill {shown:.0%} of the training images")
         told = (display, stop, observe, weight_N, on_NHW)
         course = Course(train_images, val_images, classes, config, out, record.data.fingerprint, *told)
         state = fit(model, baseline, course)
