@@ -10,7 +10,6 @@ import torch
 
 from likethat.config import AUTO_WIDTH, Config, resolve
 from likethat.data.loaders import image_weights
-from likethat.data.objects import object_cells
 from likethat.distributed import barrier, is_main_process
 from likethat.errors import UserError
 from likethat.explaining.gallery import draw_prototypes, save_prototypes
@@ -31,6 +30,7 @@ from likethat.training.course import Course
 from likethat.training.loop import fit
 from likethat.training.state import RunState
 from likethat.training.tensorboard import tensorboard_observer
+from likethat.workflows.objects import object_cells
 from likethat.workflows.run_conclusion import conclude
 from likethat.workflows.run_setup import (
     PreparedRun,

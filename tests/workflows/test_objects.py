@@ -14,9 +14,9 @@ from PIL import Image
 
 from likethat.data.cells import Cells, tiles
 from likethat.data.formats import open_dataset
-from likethat.data.objects import FINE, object_cells, on_object
 from likethat.errors import UserError
 from likethat.runs.classifier import load
+from likethat.workflows.objects import FINE, object_cells, on_object
 
 
 @pytest.fixture(scope="module")
