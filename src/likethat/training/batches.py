@@ -16,6 +16,7 @@ from likethat.distributed import own_shard, world_size
 from likethat.runtime import send
 
 RADIUS = 24 / 112  # of a part around its place, where a picture goes from -1 to 1
+NOTHING = torch.empty(0)
 MARGIN = 1.0  # cells around those that show the same pixels in two views that must show the same, too
 
 
@@ -28,7 +29,7 @@ class Shown(NamedTuple):
     image_BV: Tensor  # their numbers
     same_BHW: Tensor  # cells of the map that show the same pixels as in the picture before
     part_BVmHW: Tensor  # cells that show the m-th part of the image
-    on_BVHW: Tensor  # cells that show the masked or boxed object of the image; of size 0 where nothing is known
+    on_BVHW: Tensor = NOTHING  # cells that show the masked or boxed object of the image, where it is known
 
 
 @dataclass(frozen=True)
