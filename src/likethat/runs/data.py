@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from likethat.config import Config
 from likethat.data.dataset import IMAGES_OF, PARTS, DataSet, Sample, fingerprint
 from likethat.data.files import digest_file
 from likethat.data.formats import is_benchmark, open_dataset
@@ -82,16 +84,16 @@ def _check_new_to_all(members: Sequence[RunRecord], data: str | None, part: str)
 
 
 def _open(record: RunRecord, data: str | None) -> DataSet:
-    config = record.config
     if data is None and not Path(record.data.root).is_dir():
         raise UserError(f"The data is no longer at {record.data.root}; say where it is with --data DATA.")
-    return open_dataset(
-        data or record.data.root,
-        seed=config.train.seed,
-        full_images=config.data.full_images,
-        val_fraction=config.data.val_fraction,
-        test_fraction=config.data.test_fraction,
-    )
+    return open_configured(data or record.data.root, record.config)
+
+
+def open_configured(root: str | Path, config: Config) -> DataSet:
+    """Open a data set cropped and split as a run's configuration says."""
+    how = config.data
+    fractions = {"val_fraction": how.val_fraction, "test_fraction": how.test_fraction}
+    return open_dataset(root, seed=config.train.seed, full_images=how.full_images, **fractions)
 
 
 def with_labels_of(classes: tuple[str, ...], dataset: DataSet, skipped: Set[str] = frozenset()) -> DataSet:
@@ -108,13 +110,8 @@ def with_labels_of(classes: tuple[str, ...], dataset: DataSet, skipped: Set[str]
         kept = (sample for sample in samples if sample.path not in skipped)
         return tuple(replace(sample, label=number[dataset.classes[sample.label]]) for sample in kept)
 
-    return replace(
-        dataset,
-        classes=classes,
-        train=relabel(dataset.train),
-        val=relabel(dataset.val),
-        test=relabel(dataset.test),
-    )
+    parts: dict[str, Any] = {part: relabel(dataset.part(part)) for part in PARTS}
+    return replace(dataset, classes=classes, **parts)
 
 
 def is_training_data(classifier: Classifier | LoadedBaseline, dataset: DataSet) -> bool:
@@ -124,11 +121,8 @@ def is_training_data(classifier: Classifier | LoadedBaseline, dataset: DataSet) 
         hashes = {s.path: digest_file(dataset.root / s.path) for s in dataset.all_samples()}
         return fingerprint(dataset, hashes) == layout.read_record(classifier.path).data.fingerprint
     firsts = {prototype.member: prototype for prototype in reversed(classifier.prototypes)}
-    return any(_is_file(dataset.root / first.path, first.sha256) for first in firsts.values())
-
-
-def _is_file(path: Path, sha256: str) -> bool:
-    return path.is_file() and digest_file(path) == sha256
+    files = [(dataset.root / first.path, first.sha256) for first in firsts.values()]
+    return any(file.is_file() and digest_file(file) == sha256 for file, sha256 in files)
 
 
 def open_test_data(classifier: Classifier | LoadedBaseline, data: str | None) -> tuple[DataSet, str]:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
@@ -87,19 +87,9 @@ class RunRecord:
 
 
 # What config.json must have besides its format; the order is that of RunRecord.
-RECORD = {
-    "config": dict[str, Any],
-    "data": DataRecord,
-    "prototypes_of_class": tuple[int, ...],
-    "kind": str,
-    "members": int,
-    "automatic": tuple[str, ...],
-    "began_with": str,
-    "as_long": bool,
-}
+RECORD = {**get_type_hints(RunRecord), "config": dict[str, Any]}
 WITHOUT = {"members": 0, "automatic": [], "began_with": "", "as_long": False}  # where it does not say
 MOST_PROTOTYPES, MOST_MEMBERS = 10_000_000, 1_000
-
 
 # What lines of metrics.jsonl must have that others rely on, by their stage.
 ACCURACY = {"accuracy": float}

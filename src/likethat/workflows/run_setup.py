@@ -11,7 +11,6 @@ import torch
 from likethat.config import AUTO_WIDTH, Config
 from likethat.data.cache import LoadedDataSet, load_dataset
 from likethat.data.dataset import DataSet, fingerprint
-from likethat.data.formats import open_dataset
 from likethat.data.left_out import find_left_out
 from likethat.data.loaders import Images, hold
 from likethat.distributed import barrier, is_main_process, world_size
@@ -19,6 +18,7 @@ from likethat.errors import UserError
 from likethat.models.backbone import Backbone
 from likethat.progress import Display
 from likethat.runs import layout
+from likethat.runs.data import open_configured
 from likethat.runs.layout import DataRecord, RunRecord
 from likethat.runtime import StopFlag, physical_memory
 
@@ -106,13 +106,7 @@ def prepare(
     data: Path, out: Path, config: Config, device: torch.device, display: Display, stop: StopFlag | None = None
 ) -> PreparedRun:
     """Read, check and decode every image once; where there are problems, tell all of them and stop."""
-    dataset = open_dataset(
-        data,
-        seed=config.train.seed,
-        full_images=config.data.full_images,
-        val_fraction=config.data.val_fraction,
-        test_fraction=config.data.test_fraction,
-    )
+    dataset = open_configured(data, config)
     for note in find_left_out(dataset) if is_main_process() else ():
         display.line(f"note: {note}")
     barrier()  # so that no process takes what another one begins among the images for a class

@@ -38,6 +38,12 @@ def arguments(birds: Path, out: Path, backbones: tuple[str, ...] = BACKBONES, se
     return [*names, "--out", str(out), *OPTIONS]
 
 
+def python_options() -> dict[str, Any]:
+    """The same for one seed, as Python takes them."""
+    own = {"latent_width": 16, "input_size": 64, "batch_size": 8, "prototypes_per_class": 3}
+    return {"weights": ("none",), "seeds": 1, "device": "cpu", **own, "baseline_epochs": 2, "joint_epochs": 1}
+
+
 def act_at(words: str, act: Callable[[subprocess.Popen[str]], object], command: list[str]) -> tuple[int, str]:
     """Does something as soon as the command has said so; gives its exit code and what it said."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -250,6 +256,31 @@ def test_a_failure_is_told_and_loses_nothing_else(study: Path, birds: Path, tmp_
     assert "test" not in row_of(tmp_path / "moved", "combined", "default")
 
 
+def test_explanations_are_measured_on_request(study: Path, birds: Path, tmp_path: Path) -> None:
+    """A study that is finished but for that, in a place of its own; the table says what the run's own file says."""
+    moved = tmp_path / "moved"
+    shutil.copytree(study, moved)
+    command = [*arguments(birds, moved, ("test_resnet",), seeds=1), "--interpretability", "val"]
+    done = likethat(*command)
+    assert [line.split()[0] for line in done.stderr.splitlines() if line.endswith(" ...")] == [
+        "seed0/test_resnet/default-interpretability"
+    ]
+    run = moved / "seed0" / "test_resnet" / "default"
+    measured = json.loads((run / "interpretability-val.json").read_text())
+    value_of = {figure["name"]: figure["value"] for figure in measured["figures"]}
+    row = row_of(moved, "test_resnet", "default")
+    assert row["consistency"]["by_seed"] == {"0": value_of["consistency"]}
+    assert f"| consistency | {100 * value_of['consistency']:.1f} |" in done.stdout
+    needed = "prototypes for nine tenths of the points"
+    assert f"| {needed} | {value_of[needed]:.1f} |" in done.stdout
+    assert "| explanations, validation images | test_resnet, ProtoPNet, default |" in done.stdout
+    assert document(moved)["complete"]
+    (run / "interpretability-val.json").unlink()
+    told = reproduce(birds, ("test_resnet",), moved, **python_options(), interpretability="")
+    assert told["complete"], "nobody asked for what is missing"
+    assert "consistency" not in row_of(moved, "test_resnet", "default")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -266,11 +297,9 @@ def test_a_failure_is_told_and_loses_nothing_else(study: Path, birds: Path, tmp_
 )
 def test_mistakes_are_told_before_anything_runs(study: Path, birds: Path, options: dict[str, Any], words: str) -> None:
     before = (study / "table.json").read_text()
-    given: dict[str, Any] = {"backbones": BACKBONES, "weights": ("none",), "seeds": 2, **options}
-    own = {"latent_width": 16, "input_size": 64, "batch_size": 8, "prototypes_per_class": 3}
-    own |= {"baseline_epochs": 2, "joint_epochs": 1}
+    given: dict[str, Any] = {**python_options(), "backbones": BACKBONES, "seeds": 2, **options}
     with pytest.raises(UserError, match=words):
-        reproduce(birds, out=study, device="cpu", **{**own, **given})
+        reproduce(birds, out=study, **given)
     assert (study / "table.json").read_text() == before
 
 
@@ -285,6 +314,7 @@ def plan(**changes: Any) -> Study:
         "presets": ("paper", "default"),
         "views": (False, True),
         "as_long": True,
+        "interpretability": "",
         "device": "cuda",
         "config_file": None,
         "options": {},

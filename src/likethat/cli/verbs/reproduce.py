@@ -17,22 +17,12 @@ def reproduce(args: argparse.Namespace) -> int:
     from likethat.data.folder_kinds import TABLE
     from likethat.workflows.reproduce.study import reproduce
 
+    own = ("weights", "seeds", "presets", "full_images", "as_long", "interpretability", "jobs", "device")
+    asked = {name: getattr(args, name) for name in own}
     options = {name: getattr(args, name) for name in config.options() if name not in OWN_OPTIONS}
-    document = reproduce(
-        args.data,
-        args.backbones,
-        args.out,
-        weights=args.weights,
-        seeds=args.seeds,
-        presets=args.presets,
-        full_images=args.full_images,
-        as_long=args.as_long,
-        jobs=args.jobs,
-        device=args.device,
-        config_file=args.config,
-        display=display_of(args),
-        **{name: value for name, value in options.items() if value is not None},
-    )
+    chosen = {name: value for name, value in options.items() if value is not None}
+    settings = {**asked, "config_file": args.config, "display": display_of(args), **chosen}
+    document = reproduce(args.data, args.backbones, args.out, **settings)
     answer(args, document, lambda: print((args.out / f"{TABLE}.md").read_text(encoding="utf-8")))
     return DONE if document["complete"] else CHECK_FAILED
 
@@ -64,6 +54,12 @@ def add(verbs: Any) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="train baselines as long as the ProtoPNet of each preset, too, which takes about as long as that",
+    )
+    verb.add_argument(
+        "--interpretability",
+        choices=("val", "test"),
+        default="",
+        help="measure the explanations, too, on the images of that part",
     )
     verb.add_argument("--jobs", type=int, default=1, metavar="N", help="number of runs at a time (default: 1)")
     verb.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of the options below")

@@ -17,6 +17,7 @@ from likethat.training.plan import make_counterpart_plan
 from likethat.workflows.run_setup import check_same_config
 
 BASELINE, COMBINED, PRUNED = "baseline", "combined", "-pruned"  # names of folders, the last one a suffix
+MEASURED = "-interpretability"  # a suffix, of the task that measures a run's explanations
 AS_LONG = "baseline-as-long-as-"  # a prefix, before the preset
 
 
@@ -33,6 +34,7 @@ class Study:
     presets: tuple[str, ...]
     views: tuple[bool, ...]
     as_long: bool  # whether baselines are also trained as long as the ProtoPNet of each preset
+    interpretability: str  # part of the data that explanations are measured on, "val" or "test"; empty: they are not
     device: str
     config_file: Path | None
     options: Mapping[str, Any]
@@ -52,11 +54,17 @@ class Study:
 
 @dataclass(frozen=True)
 class Task:
-    """One run: its folder in the study, the arguments of `likethat` that make it, the runs it is made from."""
+    """One run: its folder in the study, the arguments of `likethat` that make it, the runs it is made from. A task
+    that makes no run leaves a `result`, a file in the study."""
 
     name: str
     arguments: tuple[str, ...]
     needs: tuple[str, ...] = ()
+    result: str = ""
+
+    def is_done(self, out: Path) -> bool:
+        """Return whether its run or its result is there."""
+        return (out / self.result).is_file() if self.result else layout.is_finished(out / self.name)
 
 
 def check_study(study: Study) -> None:
@@ -152,7 +160,17 @@ def _runs_of(study: Study, full: bool, seed: int, number: int, backbone: str) ->
             # A class whose prototypes are all mixed keeps its best one, so that a study is not lost over it.
             pruning = ["prune", str(study.out / name), "--out", str(study.out / f"{name}{PRUNED}"), "--keep-one"]
             tasks.append(Task(f"{name}{PRUNED}", (*pruning, "--device", study.device), (name,)))
+            if study.interpretability:
+                tasks.append(_measurement(study, name))
     return tasks
+
+
+def _measurement(study: Study, name: str) -> Task:
+    """Return the task that measures a run's explanations. It writes into the run, so it waits until that is pruned."""
+    measuring = ("evaluate", str(study.out / name), "--interpretability", "--part", study.interpretability)
+    result = f"{name}/{layout.INTERPRETABILITY[study.interpretability]}"
+    needs = (name, f"{name}{PRUNED}")
+    return Task(f"{name}{MEASURED}", (*measuring, "--device", study.device), needs, result)
 
 
 def _combinations(study: Study, full: bool, seed: int) -> list[Task]:

@@ -11,7 +11,6 @@ from likethat.data.formats import open_dataset
 from likethat.errors import UserError
 from likethat.progress import Display
 from likethat.runs.atomic_files import write_json, write_text
-from likethat.runs.layout import is_finished
 from likethat.runtime import resolve_device, stop_on_signals
 from likethat.workflows.reproduce import OWN_OPTIONS
 from likethat.workflows.reproduce.picture import draw_table
@@ -30,6 +29,7 @@ def reproduce(
     presets: Sequence[str] = ("default",),
     full_images: bool = False,
     as_long: bool = True,
+    interpretability: str = "",
     jobs: int = 1,
     device: str = "auto",
     config_file: Path | None = None,
@@ -41,6 +41,7 @@ def reproduce(
 
     `options` are those of training, for all runs; without `weights` each preset has its own. `full_images` adds whole
     pictures to the cropped ones. `as_long` adds a baseline with the stages, views, targets and epochs of each preset.
+    `interpretability` adds a table of how good the explanations are, measured on the part "val" or "test" of the data.
     """
     display, out = display or Display(quiet=True), Path(out).resolve()
     if seeds < 1 or jobs < 1:
@@ -62,6 +63,7 @@ def reproduce(
         presets=tuple(presets),
         views=(False, True) if full_images else (False,),
         as_long=as_long,
+        interpretability=interpretability,
         device=device,
         config_file=config_file,
         options=options,
@@ -71,7 +73,7 @@ def reproduce(
     resolve_device(device)
     check_study(study)
     tasks, times = make_tasks(study), load_times(out)
-    done = sum(is_finished(out / task.name) for task in tasks)
+    done = sum(task.is_done(out) for task in tasks)
     display.line(f"{len(tasks)} runs, {done} of them finished; the table is {out / TABLE}.md")
 
     def write(failures: Mapping[str, str]) -> dict[str, Any]:
