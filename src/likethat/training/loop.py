@@ -30,8 +30,8 @@ from likethat.training.forecast import Forecast
 from likethat.training.losses import (
     Costs,
     CostsOf,
+    answer_costs,
     baseline_costs,
-    counterpart_costs,
     locality_cost,
     own_similarities,
     place_cost,
@@ -183,7 +183,7 @@ def batch_costs(state: RunState, stage: str, config: Config, *shown: Tensor) -> 
         costs = baseline_costs(logits_BK, batch.label_BV[:, 0], settings)
     elif isinstance(state.model, BaselineClassifier):
         logits_BK, teacher_logits_BK = state.model(batch.x_B3HW), ask_teacher(state, stage, config, batch.x_B3HW)
-        costs = counterpart_costs(logits_BK, batch.label_BV, batch.share_BV, settings, teacher_logits_BK)
+        costs = answer_costs(logits_BK, batch.label_BV, batch.share_BV, settings, teacher_logits_BK)
     else:
         model = state.protopnet
         z_BDHW, own_KP = model.latent(batch.x_B3HW), model.own_KP

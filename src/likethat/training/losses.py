@@ -95,10 +95,10 @@ def baseline_costs(logits_BK: Tensor, label_B: Tensor, config: TrainConfig) -> C
     return {"cross_entropy": loss, "loss": loss}
 
 
-def counterpart_costs(
+def answer_costs(
     logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, config: TrainConfig, teacher_logits_BK: Tensor | None
 ) -> Costs:
-    """Return the costs of a ProtoPNet's counterpart: those that are about its answers."""
+    """Return the costs that are about the answers of a network, with or without prototypes."""
     costs = {"cross_entropy": shared_entropy(logits_BK, label_BV, share_BV, config.label_smoothing)}
     loss = costs["cross_entropy"]
     if teacher_logits_BK is not None:
@@ -121,7 +121,7 @@ def protopnet_costs(
     The weight of each of the `others` is the option of its name.
     """
     own_BP = own_KP[label_BV[:, 0]]
-    costs = counterpart_costs(output.logits_BK, label_BV, share_BV, config, teacher_logits_BK)
+    costs = answer_costs(output.logits_BK, label_BV, share_BV, config, teacher_logits_BK)
     entropy = costs.pop("loss")
     costs["cluster"] = cluster_cost(output.min_distance_BP, own_BP)
     costs["separation"] = separation_cost(output.min_distance_BP, own_BP)
