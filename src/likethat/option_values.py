@@ -11,6 +11,8 @@ from typing import Any
 
 from likethat.errors import UserError
 
+NAMES = {bool: "true or false", bool | None: "true or false", int: "a whole number", float: "a number", str: "a word"}
+
 
 def coerce(name: str, value: Any, kind: Any, choices: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> Any:
     """Convert `value` to the option's type, or say in a sentence what the option takes; only that names `words`."""
@@ -52,13 +54,7 @@ def _describe(kind: Any) -> str:
         if kind == tuple[float, float]:
             return "two numbers like 0,4095"
         return "numbers separated by commas" if kind.__args__[-1] is Ellipsis else "one number, or two like 224x224"
-    return {
-        bool: "true or false",
-        bool | None: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "a word",
-    }[kind]
+    return NAMES[kind]
 
 
 def read_toml(file: Path, sections: Collection[str]) -> dict[str, Any]:

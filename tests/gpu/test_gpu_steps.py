@@ -24,6 +24,7 @@ from likethat.training.choose import start_from_baseline
 from likethat.training.course import Course
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.losses import Costs
+from likethat.training.parts import find_parts
 from likethat.training.plan import PlanEntry, set_learning_rates, set_mode
 from likethat.training.state import RunState, load_run_state, save_run_state
 from likethat.training.wrap_step import TakeStep, wrap_step
@@ -55,14 +56,17 @@ def make_state(config: Config, images: Images, stage: str) -> RunState:
     baseline = BaselineClassifier(model.backbone, CLASSES).to(CUDA)
     state = RunState(model, baseline)
     if stage == "joint":
-        state.projection = start_from_baseline(model, baseline, images, config.train.candidate_share)
+        state.parts = find_parts(model.backbone.eval(), images, 4)
+        state.projection = start_from_baseline(model, baseline, images, state.parts)
         state.make_teacher()
     return state
 
 
 def taker(state: RunState, stage: str, config: Config, images: Images, kind: str) -> TakeStep:
     """What takes steps of a kind: 'plain', 'recorded' or 'compiled'."""
-    source, optimizer = FreshViews(images, config.augment), state.optimizer_for(stage, config.train)
+    cells = state.backbone.cells
+    middle_Nm2 = None if state.parts is None else state.parts.middles(cells)
+    source, optimizer = FreshViews(images, config.augment, cells, middle_Nm2), state.optimizer_for(stage, config.train)
     said: list[str] = []
 
     def costs_of(*shown: Tensor) -> Costs:

@@ -15,8 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from likethat.cli.parser import main
-from likethat.explaining.box_proof import MOST_CHANGE, BoxProof
-from likethat.explaining.verify import FAILED, NOT_PROVEN, PROVEN, Verification
+from likethat.explaining.verify import FAILED, MOST_CHANGE, NOT_PROVEN, PROVEN, BoxProof, Verification
 from likethat.progress import Display
 from likethat.runs.classifier import load
 from likethat.runs.manifest import write_manifest

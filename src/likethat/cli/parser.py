@@ -8,58 +8,17 @@ import os
 import shlex
 import sys
 from contextlib import redirect_stdout
+from importlib import import_module
 from typing import Any
 
 from likethat import __version__, distributed
 from likethat.cli.arguments import DONE, INTERRUPTED, USERS_MISTAKE
-from likethat.cli.verbs import (
-    atlas,
-    baseline,
-    bench,
-    calibrate,
-    certify,
-    combine,
-    compare,
-    data,
-    demo,
-    edit,
-    evaluate,
-    explain,
-    export,
-    info,
-    predict,
-    prune,
-    reproduce,
-    serve,
-    train,
-    verify,
-)
 from likethat.errors import Interrupted, UserError
 from likethat.runtime import memory_shortage_told
 
-# In the order in which --help lists them.
-VERBS = (
-    demo,
-    train,
-    evaluate,
-    verify,
-    predict,
-    calibrate,
-    info,
-    data,
-    explain,
-    atlas,
-    certify,
-    prune,
-    combine,
-    edit,
-    export,
-    baseline,
-    compare,
-    serve,
-    reproduce,
-    bench,
-)
+# Modules of `cli.verbs`, in the order in which --help lists them.
+VERBS = """demo train evaluate verify predict calibrate info data explain atlas certify prune combine edit export
+    baseline compare serve reproduce bench""".split()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,8 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="likethat", description="Image classifiers that explain themselves: this looks like that.")
     parser.add_argument("--version", action="version", version=f"likethat {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for verb in VERBS:
-        verb.add(verbs)
+    for name in VERBS:
+        import_module(f"likethat.cli.verbs.{name}").add(verbs)
     return parser
 
 

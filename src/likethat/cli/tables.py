@@ -26,17 +26,13 @@ from likethat.workflows.edit.history import Edit
 SHOWN = 10  # rows of a long list
 
 
-def _console() -> Console:
-    return Console(highlight=False)
-
-
 def print_table(title: str, rows: list[tuple[str, str]]) -> None:
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))  # names of classes and prototypes are no markup
-    _console().print(table)
+    Console(highlight=False).print(table)
 
 
 def print_description(description: dict[str, Any]) -> None:
@@ -93,10 +89,6 @@ def print_evaluation(evaluation: Evaluation) -> None:
     print_table(f"{evaluation.images} {IMAGES_OF.get(evaluation.part, 'images (all)')}", rows)
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
 def print_figures(figures: Sequence[MetricFigure]) -> None:
     """Print a table for each group of figures: value, interval, what is better, and what it was measured on."""
     for group in dict.fromkeys(figure.group for figure in figures):
@@ -108,7 +100,7 @@ def print_figures(figures: Sequence[MetricFigure]) -> None:
             if figure.group == group:
                 better = {HIGHER: "↑", LOWER: "↓"}.get(figure.better, "")
                 table.add_row(figure.name, *figure.shown(), better, figure.note)
-        _console().print(table)
+        Console(highlight=False).print(table)
 
 
 def print_verification(verification: Verification) -> None:
@@ -140,10 +132,8 @@ def print_calibration(calibration: Calibration) -> None:
     rows = []
     for level in (0.8, 0.9, 0.95, 0.99):
         threshold = conformal_threshold(calibration.nonconformity, level)
-        text = (
-            "too few images" if threshold == math.inf else f"classes with a probability of {1 - threshold:.1%} or more"
-        )
-        rows.append((f"prediction set at {level:.0%}", text))
+        least = f"classes with a probability of {1 - threshold:.1%} or more"
+        rows.append((f"prediction set at {level:.0%}", "too few images" if threshold == math.inf else least))
     print_table(f"Calibrated on {len(calibration.nonconformity)} images", rows)
 
 

@@ -170,14 +170,8 @@ def _neighbours(model: ProtoPNet, nearest: NearestPatches, samples: Sequence[Sam
     of_distance = model.prototype_layer.similarity.of_distance
     height, width = model.backbone.input_size
     boxes = iter(match_boxes(model, of_distance(nearest.map_PkHW.flatten(0, 1))))
-    columns = (
-        of_distance(nearest.distance_Pk),
-        nearest.distance_Pk,
-        nearest.image_Pk,
-        nearest.row_Pk,
-        nearest.column_Pk,
-    )
-    found = []
+    distance_Pk, found = nearest.distance_Pk, []
+    columns = (of_distance(distance_Pk), distance_Pk, nearest.image_Pk, nearest.row_Pk, nearest.column_Pk)
     for values in zip(*(column.tolist() for column in columns), strict=True):
         mine = []
         for similarity, distance, image, row, column in zip(*values, strict=True):

@@ -36,7 +36,7 @@ def write_report(
     by_class = {name: [p for p in classifier.prototypes if p.class_name == name] for name in classifier.classes}
     weight_KP = classifier.weight_KP
     record = layout.read_record(run)
-    pruned = last.get("prune")
+    pruned = last.get("prune", {})
     folders = {run, *(run / folder for folder in record.member_folders())}
     inline = len(classifier.prototypes) <= MOST_INLINE
     # Two stores: pictures of the examples are defined once in the page, those of the gallery load when scrolled to.
@@ -50,9 +50,7 @@ def write_report(
         interval=_interval(last["test"]) if "test" in last else None,
         members=last.get("combine", {}).get("members"),
         prune=pruned,
-        path_picture=draw_path(pruned["path"], pruned["chosen"], pruned["budget"])
-        if pruned and "path" in pruned
-        else None,
+        path_picture=draw_path(pruned["path"], pruned["chosen"], pruned["budget"]) if "path" in pruned else None,
         edit=last.get("edit"),
         edits=layout.read_edits(run),
         cycles=_cycles(metrics),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +26,7 @@ from likethat.runs.notebook import card, note, ranking, shown, table
 from likethat.runs.prototypes import Prototype, check_places, read_prototypes
 from likethat.runtime import exact_arithmetic, resolve_device
 
+BATCH = 32  # pictures that are predicted at a time
 MOST_NAMES = 10  # of classes, in a notebook
 PictureSource = str | Path | bytes | BinaryIO | Image
 
@@ -145,16 +147,9 @@ class Classifier:
             return list(self.predict_all(image, level))
         return next(self.predict_all([image], level))
 
-    def predict_all(
-        self, images: Iterable[PictureSource], level: float | None = None, batch_size: int = 32
-    ) -> Iterator[Prediction]:
-        batch: list[PreparedPicture] = []
-        for image in images:
-            batch.append(self.prepare(image))
-            if len(batch) == batch_size:
-                yield from self.predict_batch(batch, level)
-                batch = []
-        if batch:
+    def predict_all(self, images: Iterable[PictureSource], level: float | None = None) -> Iterator[Prediction]:
+        prepared = map(self.prepare, images)
+        while batch := list(islice(prepared, BATCH)):
             yield from self.predict_batch(batch, level)
 
     def predict_batch(self, batch: Sequence[PreparedPicture], level: float | None) -> Iterator[Prediction]:
@@ -204,12 +199,9 @@ class Classifier:
 
     def _holds_source(self, score_BP: Tensor) -> Tensor:
         """Return whether each picture holds the very patch that some prototype is, and so cannot be unlike all."""
-        least_P = [
-            member.prototype_layer.similarity.of_distance(torch.full_like(score_BP[0, :1], SAME_PATCH)).expand(
-                len(member.prototype_layer.class_P)
-            )
-            for member in self.networks
-        ]
+        layers = [member.prototype_layer for member in self.networks]
+        same_P = [score_BP.new_full((len(layer.class_P),), SAME_PATCH) for layer in layers]
+        least_P = [layer.similarity.of_distance(own_p) for layer, own_p in zip(layers, same_P, strict=True)]
         return (score_BP >= torch.cat(least_P)).any(1)
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
@@ -88,16 +88,8 @@ class RunRecord:
 
 
 # What config.json must have besides its format; the order is that of RunRecord.
-RECORD = {
-    "config": dict[str, Any],
-    "data": DataRecord,
-    "prototypes_of_class": tuple[int, ...],
-    "kind": str,
-    "members": int,
-    "automatic": tuple[str, ...],
-}
+RECORD = {**get_type_hints(RunRecord), "config": dict[str, Any]}
 MOST_PROTOTYPES, MOST_MEMBERS = 10_000_000, 1_000
-
 
 # What lines of metrics.jsonl must have that others rely on, by their stage.
 ACCURACY = {"accuracy": float}

@@ -4,7 +4,6 @@ what the data proves hangs on none."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from likethat.data.files import digest_file
@@ -26,21 +25,6 @@ FIXED = (
 LATER = (layout.CALIBRATION, layout.IMAGES, *layout.INTERPRETABILITY.values(), layout.REPORT)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A run folder against its manifest."""
-
-    files: int
-    changed: tuple[str, ...]
-    missing: tuple[str, ...]
-    added: tuple[str, ...]
-
-    @property
-    def differences(self) -> list[str]:
-        kinds = (("changed", self.changed), ("missing", self.missing), ("added", self.added))
-        return [f"{name} ({kind})" for kind, names in kinds for name in names]
-
-
 def write_manifest(run: Path) -> None:
     """Write the digests of a run that is complete."""
     _write(run, {name: _digest(run / name) for name in _files_of(run)})
@@ -52,15 +36,15 @@ def update_manifest(run: Path, *names: str) -> None:
         _write(run, _read(run) | {name: _digest(run / name) for name in names})
 
 
-def compare_with_manifest(run: Path) -> Comparison | None:
-    """Return what is not as it was written; None where the run has no manifest."""
+def compare_with_manifest(run: Path) -> tuple[int, list[str]] | None:
+    """Return how many files the manifest has, and which are not as they were written; None of a run without one."""
     if not (run / layout.MANIFEST).exists():
         return None
     expected, found = _read(run), set(_files_of(run))
     there = [name for name in expected if name in found]
-    changed = tuple(name for name in there if _digest(run / name) != expected[name])
-    missing = tuple(name for name in expected if name not in found)
-    return Comparison(len(expected), changed, missing, tuple(sorted(found - expected.keys())))
+    changed = [f"{name} (changed)" for name in there if _digest(run / name) != expected[name]]
+    missing = [f"{name} (missing)" for name in expected if name not in found]
+    return len(expected), [*changed, *missing, *(f"{name} (added)" for name in sorted(found - expected.keys()))]
 
 
 def _read(run: Path) -> dict[str, str]:

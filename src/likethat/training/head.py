@@ -28,10 +28,9 @@ def fit_head(
     for index_B, feature_BCHW, _ in own_features_of(baseline.backbone, images, advance):
         pooled_NC[send(index_B, images.device)] = feature_BCHW.mean((2, 3))
     weight_KC, bias_K = solve_head(gather_rows(pooled_NC), images.label_N, baseline.head.out_features, smoothing)
-    baseline.head.weight.copy_(weight_KC)
-    baseline.head.bias.copy_(bias_K)
-    broadcast_tensor(baseline.head.weight)
-    broadcast_tensor(baseline.head.bias)
+    for parameter, value in ((baseline.head.weight, weight_KC), (baseline.head.bias, bias_K)):
+        parameter.copy_(value)
+        broadcast_tensor(parameter)
 
 
 def solve_head(feature_NC: Tensor, label_N: Tensor, classes: int, smoothing: float) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ does clipping own-class weights at 0.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,28 +97,15 @@ def solve_path(
     class_P: Tensor,
     num_classes: int,
     lams: Sequence[float],
-    *,
-    ridge: float,
-    own_positive: bool = False,
-    tol: float = 1e-5,
-    max_iterations: int = 1000,
+    **settings: Any,
 ) -> list[LastLayerSolution]:
-    """Return one solution for each lam in the order given, each starting from the one before it."""
+    """Return one solution for each lam in the order given, each starting from the one before it. `settings` are the
+    other arguments of `solve_last_layer`."""
     data = (score_NP, label_N, class_P, num_classes)
     path: list[LastLayerSolution] = []
     for lam in lams:
-        warm = path[-1].weight_KP if path else None
-        path.append(
-            solve_last_layer(
-                *data,
-                lam=lam,
-                ridge=ridge,
-                own_positive=own_positive,
-                start_KP=warm,
-                tol=tol,
-                max_iterations=max_iterations,
-            )
-        )
+        start_KP = path[-1].weight_KP if path else None
+        path.append(solve_last_layer(*data, lam=lam, start_KP=start_KP, **settings))
     return path
 
 
@@ -128,27 +116,6 @@ def objective(
     problem = make_problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge)
     with exact_matmul(problem.penalty_KP.device.type):
         return objective_of(problem, problem.at(weight_KP.to(problem.penalty_KP)))
-
-
-def kkt_residual(
-    weight_KP: Tensor,
-    score_NP: Tensor,
-    label_N: Tensor,
-    class_P: Tensor,
-    *,
-    lam: float,
-    ridge: float,
-    own_positive: bool = False,
-) -> float:
-    """Return the largest entry, in magnitude, of the smallest subgradient of the objective: 0 at the minimiser only.
-
-    With g the gradient of the smooth terms, an entry is g for own-class weights, g + lam sign(w) for other weights
-    that are not zero, and the excess of |g| over lam (0 if there is none) for those that are. With `own_positive` it
-    is min(g, 0) for own-class weights that are zero.
-    """
-    problem = make_problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge, own_positive)
-    with exact_matmul(problem.penalty_KP.device.type):
-        return residual_of(problem, problem.at(weight_KP.to(problem.penalty_KP)))
 
 
 def _metric(problem: LastLayerProblem, point: Point) -> _Metric:

@@ -159,6 +159,12 @@ def gradient_of(problem: LastLayerProblem, point: Point) -> Tensor:
 
 
 def residual_of(problem: LastLayerProblem, point: Point) -> float:
+    """Return the largest entry, in magnitude, of the smallest subgradient of the objective: 0 at the minimiser only.
+
+    With g the gradient of the smooth terms, an entry is g for own-class weights, g + lam sign(w) for other weights
+    that are not zero, and the excess of |g| over lam (0 if there is none) for those that are. With `own_positive` it
+    is min(g, 0) for own-class weights that are zero.
+    """
     gradient_KP, weight_KP = gradient_of(problem, point), point.weight_KP
     at_zero_KP = shrink(gradient_KP, problem.penalty_KP)
     if problem.own_positive:  # where a weight may only grow, a gradient above zero holds it at zero

@@ -55,13 +55,14 @@ def _interpretability(args: argparse.Namespace) -> int:
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "evaluate", evaluate, run=True, data=True, json=True, together=True)
     verb.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write what each image is, and what the model takes it for, as a table"
+        "--csv", type=Path, metavar="FILE", help="write a table of what each image is and what the model takes it for"
     )
     verb.add_argument("--interpretability", action="store_true", help="measure the explanations too (docs/metrics.md)")
     verb.add_argument(
         "--part",
         choices=("val", "test"),
         default="test",
-        help="with it: measure test images, or the validation images that the run held out (default: test)",
+        help="of --interpretability: test images, or the validation images that the run held out (default: test)",
     )
-    verb.add_argument("--ood", metavar="FOLDER", help="with it: pictures of other things, to be told from the known")
+    text = "of --interpretability: pictures of other things, which the model should tell from those it knows"
+    verb.add_argument("--ood", metavar="FOLDER", help=text)

@@ -17,21 +17,11 @@ def reproduce(args: argparse.Namespace) -> int:
     from likethat.data.folder_kinds import TABLE
     from likethat.workflows.reproduce.study import reproduce
 
+    asked = {name: getattr(args, name) for name in ("weights", "seeds", "presets", "full_images", "jobs", "device")}
     options = {name: getattr(args, name) for name in config.options() if name not in OWN_OPTIONS}
-    document = reproduce(
-        args.data,
-        args.backbones,
-        args.out,
-        weights=args.weights,
-        seeds=args.seeds,
-        presets=args.presets,
-        full_images=args.full_images,
-        jobs=args.jobs,
-        device=args.device,
-        config_file=args.config,
-        display=display_of(args),
-        **{name: value for name, value in options.items() if value is not None},
-    )
+    chosen = {name: value for name, value in options.items() if value is not None}
+    settings = {**asked, "config_file": args.config, "display": display_of(args), **chosen}
+    document = reproduce(args.data, args.backbones, args.out, **settings)
     answer(args, document, lambda: print((args.out / f"{TABLE}.md").read_text(encoding="utf-8")))
     return DONE if document["complete"] else CHECK_FAILED
 

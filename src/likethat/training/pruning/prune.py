@@ -69,9 +69,8 @@ class CachedScores:
     def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield some images and their scores after others, ready for arithmetic; all at once where there are few."""
         device, rows = self.label_N.device, max(1, BLOCK // self.score_NP.shape[1])
-        for image_b, score_bP in zip(
-            torch.arange(len(self.score_NP), device=device).split(rows), self.score_NP.split(rows), strict=True
-        ):
+        image_N = torch.arange(len(self.score_NP), device=device)
+        for image_b, score_bP in zip(image_N.split(rows), self.score_NP.split(rows), strict=True):
             yield image_b, score_bP.to(device, torch.promote_types(score_bP.dtype, torch.float32))
 
     def _changed_scores(self, prototypes: int, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
