@@ -89,7 +89,8 @@ class ProtoPNetClassifier:
         names = class_names(classes)
         folder = Path(tempfile.mkdtemp(prefix="likethat-fit-"))
         try:
-            values = stated_range(resolve(self.preset, **self.options))
+            about_values = {name: value for name, value in self.options.items() if name == "value_range"}
+            values = stated_range(resolve(**about_values))
             _write_images(folder / "images" / "train", pictures, [names[k] for k in number_N.tolist()], values)
             settings = {"preset": self.preset, "device": self.device, "test_fraction": TEST_FRACTION, **self.options}
             classifier = train(folder / "images", folder / "run", display=Display(quiet=not self.verbose), **settings)
