@@ -41,17 +41,16 @@ class DataConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     backbone: str = _option("tf_efficientnet_lite0", "any timm model that yields a spatial map")
-    weights: str = _option("pretrained", "backbone weights: pretrained, none, or a safetensors or .pth file")
+    weights: str = _option(
+        "pretrained", "backbone weights: pretrained, torchvision (the paper's, if timm has them), none, or a file"
+    )
     input_size: tuple[int, int] = _option((224, 224), "height and width pictures are resized to")
     windows: tuple[int, int] = _option(
         NO_WINDOWS,
-        "SIZE,STRIDE in pixels, like 80,24: each cell of the latent map sees its own window of the picture and nothing "
-        "else",
+        "SIZE,STRIDE in pixels, like 80,24: each cell of the latent map sees its own window of the picture alone",
         words={"none": NO_WINDOWS},
     )
-    fine_map: bool = _option(
-        True, "the network's last stride of 2 becomes 1: a map of twice as many rows and columns, whose cells see less"
-    )
+    fine_map: bool = _option(True, "the network's last stride of 2 becomes 1: twice as many rows and columns of cells")
     add_on: str = _option("linear", "layers between backbone and prototypes", ("regular", "bottleneck", "linear"))
     latent_width: int = _option(
         512,
@@ -71,7 +70,7 @@ class AugmentConfig:
     shear: float = _option(10.0, "largest shear in degrees")
     distortion: float = _option(0.01, "largest elastic shift, as a share of the side; 0 turns it off")
     flip: float = _option(0.5, "chance of a left-right flip")
-    compose: bool = _option(True, "warp each view in all these ways together instead of in one of them")
+    compose: bool = _option(True, "warp each view in all these ways together instead of in one of them, as published")
     zoom: float = _option(0.7, "smallest share of the sides that a view shows; 1 shows the whole picture")
     jitter: float = _option(0.3, "largest relative change of brightness, contrast and saturation")
     noise: float = _option(0.05, "largest standard deviation of a view's noise, of pixels from 0 to 1")
@@ -90,9 +89,7 @@ class TrainConfig:
     )
     fit_head: bool = _option(False, "solve for the baseline's linear layer on the backbone as it is, without epochs")
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
-    joint_epochs: tuple[int, ...] = _option(
-        (50,), "epochs of joint training before each projection, one number a cycle"
-    )
+    joint_epochs: tuple[int, ...] = _option((50,), "epochs of joint training before projections, one number a cycle")
     batch_norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
     tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
     baseline_lr: float = _option(2e-4, "learning rate of the backbone in the baseline stage")
@@ -168,6 +165,7 @@ def paper(backbone: str) -> Config:
     return Config(
         preset="paper",
         model=ModelConfig(
+            weights="torchvision",
             add_on="regular",
             fine_map=False,
             latent_width=256 if backbone.split(".")[0] == "resnet34" else 128,

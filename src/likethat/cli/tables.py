@@ -38,12 +38,15 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
 def print_description(description: dict[str, Any]) -> None:
     images = ", ".join(f"{count} {part}" for part, count in description["images"].items())
     is_baseline = "prototypes" not in description
+    as_long = ", trained as long as a ProtoPNet" if description.get("as_long") else ""
     rows = [
-        ("model", f"{'baseline ' * is_baseline}{description['backbone']}, preset {description['preset']}"),
+        ("model", f"{'baseline ' * is_baseline}{description['backbone']}, preset {description['preset']}{as_long}"),
         ("data", f"{description['data']} ({description['kind']})"),
         ("classes", f"{len(description['classes'])}"),
         ("images", images),
     ]
+    if description["began_with"]:
+        rows.append(("began with", description["began_with"]))
     if not is_baseline:
         sources = description.get("source_images", "no")
         rows.append(("prototypes", f"{description['prototypes']} from {sources} training images"))

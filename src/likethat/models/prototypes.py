@@ -36,14 +36,19 @@ def cosine_similarity(distance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Similarity:
-    """A decreasing function of the distance; `angular` compares directions, by the product of unit vectors."""
+    """A decreasing function of the distance; `angular` compares directions, by the product of unit vectors.
+
+    `bfloat16` says whether it may be trained on what a network computes in that. The log similarity may not: it is so
+    steep near a distance of 0 that rounding alone takes up to half of it away, and the backbone's is enough for that.
+    """
 
     of_distance: Callable[[Tensor], Tensor]
     angular: bool = False
+    bfloat16: bool = True
 
 
 SIMILARITIES = {
-    "log": Similarity(log_similarity),
+    "log": Similarity(log_similarity, bfloat16=False),
     "linear": Similarity(linear_similarity),
     "cosine": Similarity(cosine_similarity, angular=True),
 }

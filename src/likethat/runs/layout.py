@@ -72,13 +72,19 @@ class RunRecord:
     kind: str = PROTOPNET
     members: int = 0  # networks of a combined run, each a run folder of its own under members/
     automatic: tuple[str, ...] = ()  # options that were left to the run and have the values it chose
+    began_with: str = ""  # weights: timm's name of them, or a file's name and digest; empty where nobody knows
+    as_long: bool = False  # of a baseline: trained in all stages of its preset, as long as a ProtoPNet
 
     def write(self, run: Path) -> None:
-        head = {"format": FORMAT, "likethat": __version__, "kind": self.kind}
+        head: dict[str, Any] = {"format": FORMAT, "likethat": __version__, "kind": self.kind}
         if self.kind == COMBINED:
             head["members"] = self.members
         if self.automatic:
             head["automatic"] = list(self.automatic)
+        if self.began_with:
+            head["began_with"] = self.began_with
+        if self.as_long:
+            head["as_long"] = True
         document = {**head, "prototypes_of_class": self.prototypes_of_class, "data": asdict(self.data)}
         write_json(run / CONFIG, {**document, "config": self.config.to_dict()})
 
@@ -89,6 +95,7 @@ class RunRecord:
 
 # What config.json must have besides its format; the order is that of RunRecord.
 RECORD = {**get_type_hints(RunRecord), "config": dict[str, Any]}
+WITHOUT = {"members": 0, "automatic": [], "began_with": "", "as_long": False}  # where it does not say
 MOST_PROTOTYPES, MOST_MEMBERS = 10_000_000, 1_000
 
 # What lines of metrics.jsonl must have that others rely on, by their stage.
@@ -133,7 +140,7 @@ def read_config(run: Path) -> dict[str, Any]:
 def read_record(run: Path) -> RunRecord:
     document = read_config(run)
     try:
-        found = parse(RECORD, {"members": 0, "automatic": [], **document})
+        found = parse(RECORD, {**WITHOUT, **document})
         config = from_dict(parse({"preset": str, **dict.fromkeys(SECTIONS, dict[str, Any])}, found["config"], "config"))
         record = RunRecord(config, *(found[name] for name in RECORD if name != "config"))
         _check_record(record)

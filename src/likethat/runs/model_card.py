@@ -130,9 +130,10 @@ prototype is the patch it names."""
 
 def _selection(run: Path, record: RunRecord, metrics: list[dict[str, Any]]) -> str:
     config = record.config
+    weights = record.began_with or config.model.weights
     lines = [
         f"- Backbone {_backbones(run, record)}, pictures of {config.model.input_size[0]}x{config.model.input_size[1]}, "
-        f"preset `{config.preset}`, seed {config.train.seed}, weights {_plain(config.model.weights)}."
+        f"preset `{config.preset}`, seed {config.train.seed}, weights {_plain(weights)}."
     ]
     cycles = [line for line in metrics if line["stage"] == "last_layer"]
     if cycles:

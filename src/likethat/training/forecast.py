@@ -30,6 +30,8 @@ def pictures_of(entry: PlanEntry, config: Config, train: int, val: int, classes:
     return {
         "parts": train,
         "choose": train + val,
+        "teach": 0,
+        "keep": val,
         "project": train + 2 * val,
         "last_layer": settings.last_layer_views * train + val,
     }[entry.stage]
@@ -65,7 +67,8 @@ class Forecast:
     def after_entry(self, position: int, seconds: float) -> None:
         """Learn from an entry of the plan that took so long from its beginning to its end."""
         entry = self.plan[position]
-        self.seconds_of_picture[entry.stage] = seconds / self._pictures(entry)
+        if pictures := self._pictures(entry):
+            self.seconds_of_picture[entry.stage] = seconds / pictures
         self._tell(position + 1, 0.0)
 
     def left(self, position: int, share: float = 0.0) -> float | None:

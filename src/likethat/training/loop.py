@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from likethat.inference.passes import mixed_precision
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores
-from likethat.runtime import seed_for
+from likethat.models.prototypes import SIMILARITIES, Similarity
+from likethat.runtime import seed_for, tf32_convolutions
 from likethat.training import stages
 from likethat.training.batches import FreshViews, Shown
 from likethat.training.course import Course
@@ -28,6 +30,7 @@ from likethat.training.forecast import Forecast
 from likethat.training.losses import (
     Costs,
     CostsOf,
+    answer_costs,
     baseline_costs,
     locality_cost,
     own_similarities,
@@ -79,8 +82,9 @@ def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
             started, is_whole = time.monotonic(), state.batch == 0 and take_step is not None
             if entry.is_epoch:
                 take_step = take_step or make_step(state, entry.stage, course, epochs_to_come(plan, state.position))
-                train_one_epoch(take_step, entry, state, course, saver, forecast)
-                stages.end_epoch(state, entry, course, time.monotonic() - started)
+                with tf32_convolutions():  # where they are not in bf16; all that is no epoch is exact
+                    train_one_epoch(take_step, entry, state, course, saver, forecast)
+                    stages.end_epoch(state, entry, course, time.monotonic() - started)
             else:
                 stages.OTHER_STAGES[entry.stage](state, entry, course)
                 state.share()
@@ -146,14 +150,20 @@ def make_step(state: RunState, stage: str, course: Course, epochs: int) -> TakeS
     compile = config.train.compile
     if compile is None:
         compile = compiling_pays(steps, source.device, stage, tell)
-    return wrap_step(gradient_step, averaged, optimizer, source, tell, compile=compile)
+    step = partial(gradient_step, similarity=SIMILARITIES[config.model.similarity])
+    return wrap_step(step, averaged, optimizer, source, tell, compile=compile)
 
 
 def gradient_step(
-    shown: Shown, costs_of: CostsOf, optimizer: torch.optim.Optimizer, loss_weight: float | None = None
+    shown: Shown,
+    costs_of: CostsOf,
+    optimizer: torch.optim.Optimizer,
+    loss_weight: float | None = None,
+    *,
+    similarity: Similarity | None = None,
 ) -> Costs:
     """Take one step down the costs of what is shown, and return them; one process of several weighs its loss."""
-    with mixed_precision(shown[0].device):
+    with mixed_precision(shown[0].device, similarity):
         costs = costs_of(*shown)
     optimizer.zero_grad(set_to_none=True)
     loss = costs["loss"] if loss_weight is None else costs["loss"] * loss_weight
@@ -169,6 +179,9 @@ def batch_costs(state: RunState, stage: str, config: Config, *shown: Tensor) -> 
         assert state.baseline is not None
         logits_BK = state.baseline(batch.x_B3HW)
         costs = baseline_costs(logits_BK, batch.label_BV[:, 0], settings)
+    elif isinstance(state.model, BaselineClassifier):
+        logits_BK, teacher_logits_BK = state.model(batch.x_B3HW), ask_teacher(state, stage, config, batch.x_B3HW)
+        costs = answer_costs(logits_BK, batch.label_BV, batch.share_BV, settings, teacher_logits_BK)
     else:
         model = state.protopnet
         z_BDHW, own_KP = model.latent(batch.x_B3HW), model.own_KP
@@ -178,11 +191,7 @@ def batch_costs(state: RunState, stage: str, config: Config, *shown: Tensor) -> 
             with torch.autocast(z_BDHW.device.type, enabled=False):
                 score_BP = leave_source_out(output.score_BP, batch.image_BV, state.projection.image_P, own_KP)
             output = replace(output, logits_BK=logits_of_scores(score_BP, model.last_layer.weight))
-        teacher_logits_BK = None
-        if settings.distillation and state.baseline is not None:
-            with torch.no_grad():  # until joint training the teacher's backbone is the model's, and its word is enough
-                mirrors = stage == "joint" and config.augment.flip > 0
-                teacher_logits_BK = target_logits(state.baseline, batch.x_B3HW, mirrors=mirrors)
+        teacher_logits_BK = ask_teacher(state, stage, config, batch.x_B3HW)
         others = {}
         if settings.locality:
             others["locality"] = locality_cost(z_BDHW, batch.same_BHW)
@@ -192,3 +201,12 @@ def batch_costs(state: RunState, stage: str, config: Config, *shown: Tensor) -> 
         logits_BK = output.logits_BK
         costs = protopnet_costs(output, batch.label_BV, batch.share_BV, own_KP, settings, teacher_logits_BK, others)
     return {**costs, "accuracy": (logits_BK.argmax(1) == batch.label_BV[:, 0]).float().mean()}
+
+
+@torch.no_grad()
+def ask_teacher(state: RunState, stage: str, config: Config, x_B3HW: Tensor) -> Tensor | None:
+    """Return what the baseline makes of these pictures, if it is a part of the target. Until joint training its
+    backbone is the model's, and its word on the picture is enough; then it is asked about the mirror image, too."""
+    if not config.train.distillation or state.baseline is None:
+        return None
+    return target_logits(state.baseline, x_B3HW, mirrors=stage == "joint" and config.augment.flip > 0)

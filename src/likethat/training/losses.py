@@ -86,6 +86,18 @@ def baseline_costs(logits_BK: Tensor, label_B: Tensor, config: TrainConfig) -> C
     return {"cross_entropy": loss, "loss": loss}
 
 
+def answer_costs(
+    logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, config: TrainConfig, teacher_logits_BK: Tensor | None
+) -> Costs:
+    """Return the costs that are about the answers of a network, with or without prototypes."""
+    costs = {"cross_entropy": shared_entropy(logits_BK, label_BV, share_BV, config.label_smoothing)}
+    loss = costs["cross_entropy"]
+    if teacher_logits_BK is not None:
+        costs["distillation"] = distillation_cost(logits_BK, teacher_logits_BK)
+        loss = (1 - config.distillation) * loss + config.distillation * costs["distillation"]
+    return {**costs, "loss": loss}
+
+
 def protopnet_costs(
     output: Output,
     label_BV: Tensor,
@@ -100,15 +112,10 @@ def protopnet_costs(
     The weight of each of the `others` is the option of its name.
     """
     own_BP = own_KP[label_BV[:, 0]]
-    costs = {
-        "cross_entropy": shared_entropy(output.logits_BK, label_BV, share_BV, config.label_smoothing),
-        "cluster": cluster_cost(output.min_distance_BP, own_BP),
-        "separation": separation_cost(output.min_distance_BP, own_BP),
-    }
-    entropy = costs["cross_entropy"]
-    if teacher_logits_BK is not None:
-        costs["distillation"] = distillation_cost(output.logits_BK, teacher_logits_BK)
-        entropy = (1 - config.distillation) * entropy + config.distillation * costs["distillation"]
+    costs = answer_costs(output.logits_BK, label_BV, share_BV, config, teacher_logits_BK)
+    entropy = costs.pop("loss")
+    costs["cluster"] = cluster_cost(output.min_distance_BP, own_BP)
+    costs["separation"] = separation_cost(output.min_distance_BP, own_BP)
     costs["loss"] = entropy + config.cluster * costs["cluster"] + config.separation * costs["separation"]
     for name, cost in (others or {}).items():
         costs["loss"] = costs["loss"] + getattr(config, name) * cost

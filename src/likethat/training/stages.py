@@ -16,7 +16,8 @@ from likethat.inference.passes import classify_images, last_layer_images, measur
 from likethat.inference.score_cache import cached_scores
 from likethat.models.backbone import configured_backbone, place
 from likethat.models.baseline import BaselineClassifier
-from likethat.models.protopnet import set_latent_width
+from likethat.models.protopnet import ProtoPNet, set_latent_width
+from likethat.models.prototypes import SIMILARITIES
 from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state
 from likethat.runtime import seed_for
@@ -38,9 +39,9 @@ PIECED = (
 
 def begin_epoch(state: RunState, stage: str, train: Images, config: Config) -> None:
     """Let tied prototypes follow the network: each epoch starts with what it makes of their patches now."""
-    if config.train.tie and stage != "baseline":
+    if config.train.tie and stage != "baseline" and isinstance(state.model, ProtoPNet):
         assert state.projection is not None
-        with mixed_precision(train.device):
+        with mixed_precision(train.device, state.protopnet.prototype_layer.similarity):
             embed_sources(state.protopnet, train, state.projection)
 
 
@@ -53,7 +54,8 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float)
             f"The loss is not finite in {title}: lower the learning rates by a factor of 10 and train again into "
             "another --out; if it recurs, look at the data with `likethat data check`."
         )
-    with mixed_precision(val.device):  # followed, not relied on: what a model is chosen by is measured exactly
+    # Followed, not relied on: what a model is chosen by is measured exactly.
+    with mixed_precision(val.device, SIMILARITIES[course.config.model.similarity]):
         network = state.baseline if entry.stage == "baseline" else state.model
         assert network is not None
         logits_NK = classify_images(network, val)
@@ -189,9 +191,27 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
     )
 
 
+def teach_itself(state: RunState, entry: PlanEntry, course: Course) -> None:
+    """Keep the classifier as it is now: its probabilities are part of what it learns from here on."""
+    state.make_teacher()
+    course.display.line("the baseline goes on, and is taught by what it says so far")
+
+
+def keep_classifier(state: RunState, entry: PlanEntry, course: Course) -> None:
+    """Keep the classifier if it validates best so far, as a ProtoPNet is kept after each cycle."""
+    assert isinstance(state.model, BaselineClassifier)
+    started = time.monotonic()
+    measured = measure(classify_images(state.model, course.val), course.val.label_N)
+    state.metrics.append({**asdict(entry), "val": measured, "seconds": time.monotonic() - started})
+    if measured["accuracy"] >= state.best_accuracy:
+        state.best_accuracy, state.best_model = measured["accuracy"], copy_state(state.model)
+
+
 OTHER_STAGES = {
     "parts": find_parts_of_images,
     "choose": choose_prototypes,
     "project": project_prototypes,
     "last_layer": optimise_last_layer,
+    "teach": teach_itself,
+    "keep": keep_classifier,
 }

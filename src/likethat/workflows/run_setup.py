@@ -17,6 +17,7 @@ from likethat.data.loaders import Images, hold
 from likethat.data.near_duplicates import NearDuplicate
 from likethat.distributed import barrier, is_main_process, world_size
 from likethat.errors import UserError
+from likethat.models.backbone import Backbone
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.layout import DataRecord, RunRecord
@@ -79,6 +80,20 @@ def check_same_config(saved: RunRecord, asked: Config) -> None:
             f"The run was begun with other settings ({', '.join(different) or '--preset'}); "
             "resume with the same command, or start a new run."
         )
+
+
+def baseline_to_read(config: Config, saved: RunRecord | None, out: Path) -> tuple[Config, str]:
+    """Return the configuration, and the baseline that the run is to begin with, if one was named. A run that goes on
+    has read it already, wherever it is now."""
+    if saved is not None and (out / layout.STATE).is_file():
+        return replace(config, train=saved.config.train), ""
+    return config, config.train.from_baseline
+
+
+def with_weights(record: RunRecord, backbone: Backbone, saved: RunRecord | None, out: Path) -> RunRecord:
+    """Return the record with the weights that the run begins with, or began with where it goes on."""
+    goes_on = saved is not None and (out / layout.STATE).is_file()
+    return replace(record, began_with=saved.began_with if saved and goes_on else backbone.began_with)
 
 
 def check_same_images(saved: RunRecord | None, now: RunRecord, run: Path) -> None:

@@ -29,7 +29,16 @@ from likethat.training.loop import fit
 from likethat.training.state import RunState
 from likethat.training.tensorboard import tensorboard_observer
 from likethat.workflows.run_conclusion import conclude
-from likethat.workflows.run_setup import PreparedRun, begin, check_same_images, make_record, open_out, prepare
+from likethat.workflows.run_setup import (
+    PreparedRun,
+    baseline_to_read,
+    begin,
+    check_same_images,
+    make_record,
+    open_out,
+    prepare,
+    with_weights,
+)
 
 COARSE = 7  # rows and columns of a map, below which boxes hold much besides the part
 
@@ -74,10 +83,7 @@ def _train(
     tensorboard: bool,
 ) -> Classifier:
     """Train into a folder that is held and may be written to; `saved` is the record of a run that goes on."""
-    if saved is not None and (out / layout.STATE).is_file():
-        config, source = replace(config, train=saved.config.train), ""  # read already, wherever it is now
-    else:
-        source = config.train.from_baseline
+    config, source = baseline_to_read(config, saved, out)
     if source:
         check_baseline(Path(source), config.model, display)
     with memory_shortage_told(), stop_on_signals() as stop:
@@ -92,6 +98,7 @@ def _train(
             baseline = BaselineClassifier(model.backbone, len(record.data.classes)).to(torch_device)
             if source:
                 read_baseline(baseline, Path(source), record)
+        record = with_weights(record, model.backbone, saved, out)
         begin(out, record, saved)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]

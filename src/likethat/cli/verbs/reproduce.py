@@ -17,7 +17,8 @@ def reproduce(args: argparse.Namespace) -> int:
     from likethat.data.folder_kinds import TABLE
     from likethat.workflows.reproduce.study import reproduce
 
-    asked = {name: getattr(args, name) for name in ("weights", "seeds", "presets", "full_images", "jobs", "device")}
+    own = ("weights", "seeds", "presets", "full_images", "as_long", "interpretability", "jobs", "device")
+    asked = {name: getattr(args, name) for name in own}
     options = {name: getattr(args, name) for name in config.options() if name not in OWN_OPTIONS}
     chosen = {name: value for name, value in options.items() if value is not None}
     settings = {**asked, "config_file": args.config, "display": display_of(args), **chosen}
@@ -34,9 +35,10 @@ def add(verbs: Any) -> None:
     verb.add_argument(
         "--weights",
         nargs="+",
-        default=["pretrained"],
+        default=[],
         metavar="FILE",
-        help="backbone weights: pretrained, none or a file, one for each backbone or one for all (default: pretrained)",
+        help="backbone weights: pretrained, torchvision, none or a file, one for each backbone or one for all "
+        "(default: each preset's own)",
     )
     verb.add_argument("--seeds", type=int, default=3, metavar="N", help="number of seeds, from 0 (default: 3)")
     verb.add_argument(
@@ -47,6 +49,18 @@ def add(verbs: Any) -> None:
         help=f"presets to train, of {', '.join(config.PRESETS)} (default: default)",
     )
     verb.add_argument("--full-images", action="store_true", help="train on whole pictures, too")
+    verb.add_argument(
+        "--as-long",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="train baselines as long as the ProtoPNet of each preset, too, which takes about as long as that",
+    )
+    verb.add_argument(
+        "--interpretability",
+        choices=("val", "test"),
+        default="",
+        help="measure the explanations, too, on the images of that part",
+    )
     verb.add_argument("--jobs", type=int, default=1, metavar="N", help="number of runs at a time (default: 1)")
     verb.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of the options below")
     add_options(verb, without=OWN_OPTIONS)

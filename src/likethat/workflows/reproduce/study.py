@@ -13,7 +13,6 @@ from likethat.data.formats import open_by_config
 from likethat.errors import UserError
 from likethat.progress import Display
 from likethat.runs.atomic_files import write_json, write_text
-from likethat.runs.layout import is_finished
 from likethat.runtime import resolve_device, stop_on_signals
 from likethat.workflows.reproduce import OWN_OPTIONS
 from likethat.workflows.reproduce.picture import draw_table
@@ -27,10 +26,12 @@ def reproduce(
     backbones: Sequence[str],
     out: str | Path,
     *,
-    weights: Sequence[str] = ("pretrained",),
+    weights: Sequence[str] = (),
     seeds: int = 3,
     presets: Sequence[str] = ("default",),
     full_images: bool = False,
+    as_long: bool = True,
+    interpretability: str = "",
     jobs: int = 1,
     device: str = "auto",
     config_file: Path | None = None,
@@ -40,12 +41,14 @@ def reproduce(
     """Train the baseline and a ProtoPNet of each preset for every backbone and seed, prune and combine them, and
     return the table of their figures. Called again, go on with what is missing.
 
-    `options` are those of training, for all runs; `full_images` adds whole pictures to the cropped ones.
+    `options` are those of training, for all runs; without `weights` each preset has its own. `full_images` adds whole
+    pictures to the cropped ones. `as_long` adds a baseline with the stages, views, targets and epochs of each preset.
+    `interpretability` adds a table of how good the explanations are, measured on the part "val" or "test" of the data.
     """
     display, out = display or Display(quiet=True), Path(out).resolve()
     if seeds < 1 or jobs < 1:
         raise UserError("--seeds and --jobs must be at least 1.")
-    if len(weights) not in (1, len(backbones)):
+    if len(weights) not in (0, 1, len(backbones)):
         raise UserError(
             f"--weights takes one entry for each of the {len(backbones)} backbones, in their order, or one for all; "
             f"these are {len(weights)}."
@@ -67,6 +70,8 @@ def reproduce(
         seeds=tuple(range(seeds)),
         presets=tuple(presets),
         views=(False, True) if full_images else (False,),
+        as_long=as_long,
+        interpretability=interpretability,
         device=device,
         config_file=config_file,
         options=options,
@@ -76,7 +81,7 @@ def reproduce(
     resolve_device(device)
     check_study(study)
     tasks, times = make_tasks(study), load_times(out)
-    done = sum(is_finished(out / task.name) for task in tasks)
+    done = sum(task.is_done(out) for task in tasks)
     display.line(f"{len(tasks)} runs, {done} of them finished; the table is {out / TABLE}.md")
 
     def write(failures: Mapping[str, str]) -> dict[str, Any]:
