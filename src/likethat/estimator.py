@@ -13,9 +13,12 @@ import numpy as np
 from PIL import Image
 
 from likethat.config import options as known_options
+from likethat.config import resolve
 from likethat.data.check import map_in_threads
 from likethat.data.decode import read_image
 from likethat.data.folder import EXTENSIONS
+from likethat.data.formats import stated_range
+from likethat.data.reading.values import Range
 from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation, explain
 from likethat.progress import Display
@@ -86,7 +89,9 @@ class ProtoPNetClassifier:
         names = class_names(classes)
         folder = Path(tempfile.mkdtemp(prefix="likethat-fit-"))
         try:
-            _write_images(folder / "images" / "train", pictures, [names[k] for k in number_N.tolist()])
+            about_values = {name: value for name, value in self.options.items() if name == "value_range"}
+            values = stated_range(resolve(**about_values))
+            _write_images(folder / "images" / "train", pictures, [names[k] for k in number_N.tolist()], values)
             settings = {"preset": self.preset, "device": self.device, "test_fraction": TEST_FRACTION, **self.options}
             classifier = train(folder / "images", folder / "run", display=Display(quiet=not self.verbose), **settings)
         except BaseException:
@@ -154,7 +159,9 @@ def class_names(classes: Iterable[Any]) -> list[str]:
     return names
 
 
-def _write_images(folder: Path, pictures: Sequence[PictureSource], names: Sequence[str]) -> None:
+def _write_images(
+    folder: Path, pictures: Sequence[PictureSource], names: Sequence[str], value_range: Range | None
+) -> None:
     """Write an image folder, files numbered as the pictures are: links to those that are files, the others as PNG."""
 
     def write(numbered: tuple[int, tuple[PictureSource, str]]) -> None:
@@ -163,7 +170,8 @@ def _write_images(folder: Path, pictures: Sequence[PictureSource], names: Sequen
         if isinstance(source, Path) and source.suffix.lower() in EXTENSIONS and source.is_file():
             _link(source, folder / name / f"{number:06d}{source.suffix}")
         else:
-            image = read_image(source, name=str(source) if isinstance(source, Path) else f"picture {number}")
+            called = str(source) if isinstance(source, Path) else f"picture {number}"
+            image = read_image(source, name=called, value_range=value_range)
             image.save(folder / name / f"{number:06d}.png", compress_level=1)
 
     try:

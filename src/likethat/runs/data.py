@@ -115,11 +115,8 @@ def is_training_data(classifier: Classifier | LoadedBaseline, dataset: DataSet) 
         hashes = {s.path: digest_picture(dataset.root / s.path) for s in dataset.all_samples()}
         return fingerprint(dataset, hashes) == layout.read_record(classifier.path).data.fingerprint
     firsts = {prototype.member: prototype for prototype in reversed(classifier.prototypes)}
-    return any(_is_file(dataset.root / first.path, first.sha256) for first in firsts.values())
-
-
-def _is_file(path: Path, sha256: str) -> bool:
-    return split_page(path)[0].is_file() and digest_picture(path) == sha256
+    files = [(dataset.root / first.path, first.sha256) for first in firsts.values()]
+    return any(split_page(file)[0].is_file() and digest_picture(file) == sha256 for file, sha256 in files)
 
 
 def open_test_data(classifier: Classifier | LoadedBaseline, data: str | None) -> tuple[DataSet, str]:
