@@ -20,7 +20,10 @@ MARGIN = 1.0  # cells around those that show the same pixels in two views that m
 
 
 class Shown(NamedTuple):
-    """What a step learns from: pictures, and what is known of the V training images that each shows."""
+    """What a step learns from: pictures, and what is known of the V training images that each shows.
+
+    Before a part of a batch there may be one more picture, the one before it, of which nothing is known.
+    """
 
     x_B3HW: Tensor
     label_BV: Tensor
@@ -28,6 +31,10 @@ class Shown(NamedTuple):
     image_BV: Tensor  # their numbers
     same_BHW: Tensor  # cells of the map that show the same pixels as in the picture before
     part_BVmHW: Tensor  # cells that show the m-th part of the image
+
+    def own(self, value_BDHW: Tensor) -> Tensor:
+        """Return maps or pictures without that of the picture before."""
+        return value_BDHW if len(value_BDHW) == len(self.label_BV) else value_BDHW[1:]
 
 
 @dataclass(frozen=True)
