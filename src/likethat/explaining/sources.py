@@ -26,6 +26,7 @@ from likethat.models.protopnet import ProtoPNet
 from likethat.runs import layout
 from likethat.runs.atomic_files import load_tensors, save_tensors
 from likethat.runs.classifier import Classifier, Prototype
+from likethat.runs.manifest import update_manifest
 
 STEP = 2  # cells between windows of occlusion, which then takes a quarter of the passes: there are many such pictures
 
@@ -58,6 +59,7 @@ def source_shares(
             break
         found_pHW = _find(classifier, networks[together[0]][0], first, together, method)
         maps.update(zip((names[p] for p in together), found_pHW, strict=True))
+    if by_picture:
         _save(classifier.path, maps)
     shares = {}
     for p in wanted:
@@ -110,3 +112,4 @@ def _load(run: Path) -> Maps:
 def _save(run: Path, maps: Maps) -> None:
     with suppress(OSError, UserError):  # a folder that nobody may write into
         save_tensors(run / layout.ATTRIBUTED, dict(maps), _digests(run))
+        update_manifest(run, layout.ATTRIBUTED)

@@ -3,6 +3,7 @@ what the data proves hangs on none."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from likethat.runs.schema import read_document
 FORMAT = 1
 # Files that stay as they are once a run is made, and files that verbs make anew. A model card is its owner's to edit.
 FIXED = (layout.CONFIG, layout.MODEL, layout.PROTOTYPES, layout.METRICS, layout.EDITS, layout.PATH)
-LATER = (layout.CALIBRATION, layout.IMAGES, *layout.INTERPRETABILITY.values(), layout.REPORT)
+LATER = (layout.CALIBRATION, layout.IMAGES, *layout.INTERPRETABILITY.values(), layout.REPORT, layout.ATTRIBUTED)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def update_manifest(run: Path, *names: str) -> None:
 
 def compare_with_manifest(run: Path) -> Comparison | None:
     """Return what is not as it was written; None where the run has no manifest."""
-    if not (run / layout.MANIFEST).exists():
+    if not os.path.lexists(run / layout.MANIFEST):  # a link that leads nowhere is damage, not absence
         return None
     expected, found = _read(run), set(_files_of(run))
     there = [name for name in expected if name in found]
