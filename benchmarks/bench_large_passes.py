@@ -82,9 +82,10 @@ def measure(folder: Path, count: int, case: type[Small] | type[Full]) -> dict[st
     from likethat.inference.nearest import nearest_patches
     from likethat.models.baseline import BaselineClassifier
     from likethat.models.protopnet import create_protopnet
-    from likethat.training import choose, last_layer_problem, project, prune
+    from likethat.training import choose, last_layer_problem, project
     from likethat.training.last_layer import solve_last_layer
     from likethat.training.parts import find_parts
+    from likethat.training.pruning import prune
 
     if case is Small:
         choose.MOST_BYTES = project.MOST_BYTES = last_layer_problem.BLOCK = BOUND
@@ -101,16 +102,17 @@ def measure(folder: Path, count: int, case: type[Small] | type[Full]) -> dict[st
     images = Images(torch.from_numpy(pixels), torch.arange(count) % classes, torch.device("cpu"))
     layer, names = model.prototype_layer, tuple(map(str, range(classes)))
     source_P = torch.arange(len(layer.class_P))
+    terms = {"lam": config.train.l1, "ridge": config.train.ridge, "max_iterations": ITERATIONS}
 
     def last_layer(images: Images) -> None:
         with score_cache.cached_scores(model, images, source_P, folder / "scores") as score_NP:
-            solve_last_layer(score_NP, images.label_N, layer.class_P, classes, max_iterations=ITERATIONS)
+            solve_last_layer(score_NP, images.label_N, layer.class_P, classes, **terms)
 
     def pruning(images: Images) -> None:
         score_NP = score_cache.cache_scores(model, images, None, folder / "scores")
         scores = prune.CachedScores(score_NP, images.label_N, layer.class_P, classes, source_P, len(images), folder)
         kept = scores.select(torch.arange(0, len(source_P), 2)).fair()
-        solve_last_layer(kept.score_NP, kept.label_N, kept.class_P, classes, max_iterations=ITERATIONS)
+        solve_last_layer(kept.score_NP, kept.label_N, kept.class_P, classes, **terms)
 
     def choosing(images: Images) -> None:
         parts = find_parts(baseline.eval().backbone, images, case.per_class)

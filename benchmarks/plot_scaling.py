@@ -10,8 +10,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from likethat.bench.inference import inference_figures
-from likethat.bench.passes import pass_figures
+from likethat.bench.inference import inference_figures, pass_figures
 from likethat.bench.setting import Setting
 from likethat.bench.training import paper_figures
 from likethat.report import charts

@@ -21,7 +21,7 @@ from likethat.explaining.scoring import SheetRow
 from likethat.metrics.accuracy import logits_of
 from likethat.metrics.reliability import reliability
 from likethat.progress import Display
-from likethat.report.reliability import draw_reliability
+from likethat.report.measured import draw_reliability
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.data import open_run_data
 

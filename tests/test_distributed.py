@@ -149,6 +149,14 @@ def test_evaluate_and_atlas_answer_to_the_bit(run: Path, tmp_path: Path) -> None
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
 
 
+def test_two_processes_answer_into_one_file(run: Path, birds: Path, tmp_path: Path) -> None:
+    predict = ["predict", run, birds, "--device", "cpu"]
+    likethat(*predict, "--out", tmp_path / "one.csv")
+    torchrun("-m", "likethat", *predict, "--out", tmp_path / "two.csv")
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.csv", "two.csv"]
+
+
 def test_a_lost_process_is_told_and_any_number_goes_on(run: Path, birds: Path, tmp_path: Path) -> None:
     """One process is killed in the baseline stage, two go on, one of these is killed in the joint stage, torchrun
     starts both again, one is killed again, and one process goes on to the end."""

@@ -15,6 +15,7 @@ from likethat.option_values import coerce, read_toml
 from likethat.windows import NO_WINDOWS, check_windows
 
 MOST_INPUT = 4096  # pixels of a side that networks see
+ANY_VALUES = (0.0, 0.0)  # the kind of a file says which of its values are black and white
 AUTO_WIDTH = -1  # of the latent map: the run chooses it by cross-validation
 NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -30,22 +31,27 @@ class DataConfig:
     test_fraction: float = _option(0.2, "share of the images held out for test where there is no test/")
     full_images: bool = _option(False, "use whole pictures where the data set has boxes to crop to")
     skip_bad: bool = _option(False, "train without unreadable and duplicate files instead of stopping")
+    columns: str = _option("", "names that columns have in a table, like path=file,label=diagnosis,group=patient")
+    images: str = _option("", "folder that a table's paths are relative to, itself relative to the table")
+    value_range: tuple[float, float] = _option(
+        ANY_VALUES, "values of pictures of more than 8 bits that become black and white", words={"auto": ANY_VALUES}
+    )
+    on_object: bool = _option(False, "take prototypes from the object, where the data has masks or boxes of it")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     backbone: str = _option("tf_efficientnet_lite0", "any timm model that yields a spatial map")
-    weights: str = _option("pretrained", "backbone weights: pretrained, none, or a safetensors or .pth file")
+    weights: str = _option(
+        "pretrained", "backbone weights: pretrained, torchvision (the paper's, if timm has them), none, or a file"
+    )
     input_size: tuple[int, int] = _option((224, 224), "height and width pictures are resized to")
     windows: tuple[int, int] = _option(
         NO_WINDOWS,
-        "SIZE,STRIDE in pixels, like 80,24: each cell of the latent map sees its own window of the picture and nothing "
-        "else",
+        "SIZE,STRIDE in pixels, like 80,24: each cell of the latent map sees its own window of the picture alone",
         words={"none": NO_WINDOWS},
     )
-    fine_map: bool = _option(
-        True, "the network's last stride of 2 becomes 1: a map of twice as many rows and columns, whose cells see less"
-    )
+    fine_map: bool = _option(True, "the network's last stride of 2 becomes 1: twice as many rows and columns of cells")
     add_on: str = _option("linear", "layers between backbone and prototypes", ("regular", "bottleneck", "linear"))
     latent_width: int = _option(
         512,
@@ -54,6 +60,7 @@ class ModelConfig:
         words={"auto": AUTO_WIDTH},
     )
     prototypes_per_class: int = _option(6, "prototypes of each class")
+    prototypes_of: str = _option("", "fewer for some classes: CLASS=N,CLASS=N; auto: for those with few images")
     prototype_shape: tuple[int, int] = _option((1, 1), "height and width of a prototype in the latent map")
     similarity: str = _option("cosine", "function of the distance that scores a patch", ("log", "linear", "cosine"))
 
@@ -65,7 +72,7 @@ class AugmentConfig:
     shear: float = _option(10.0, "largest shear in degrees")
     distortion: float = _option(0.01, "largest elastic shift, as a share of the side; 0 turns it off")
     flip: float = _option(0.5, "chance of a left-right flip")
-    compose: bool = _option(True, "warp each view in all these ways together instead of in one of them")
+    compose: bool = _option(True, "warp each view in all these ways together instead of in one of them, as published")
     zoom: float = _option(0.7, "smallest share of the sides that a view shows; 1 shows the whole picture")
     jitter: float = _option(0.3, "largest relative change of brightness, contrast and saturation")
     noise: float = _option(0.05, "largest standard deviation of a view's noise, of pixels from 0 to 1")
@@ -86,9 +93,7 @@ class TrainConfig:
     )
     fit_head: bool = _option(False, "solve for the baseline's linear layer on the backbone as it is, without epochs")
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
-    joint_epochs: tuple[int, ...] = _option(
-        (50,), "epochs of joint training before each projection, one number a cycle"
-    )
+    joint_epochs: tuple[int, ...] = _option((50,), "epochs of joint training before projections, one number a cycle")
     batch_norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
     tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
     baseline_lr: float = _option(2e-4, "learning rate of the backbone in the baseline stage")
@@ -99,19 +104,17 @@ class TrainConfig:
     lr_step: int = _option(0, "joint epochs after which learning rates fall to a tenth; 0 for a cosine to zero")
     weight_decay: float = _option(0.05, "weight decay of backbone, add-on layers and linear layer")
     decoupled_decay: bool = _option(True, "use AdamW's weight decay instead of Adam's")
+    balance: bool = _option(False, "let every class count alike in steps and linear layers, however few images it has")
     label_smoothing: float = _option(0.1, "share of the target spread over all classes")
     distillation: float = _option(0.5, "share of the cross entropy taken against the baseline's probabilities")
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
-    locality: float = _option(
-        3.0, "weight of the locality cost: patches that show the same pixels are alike, whatever lies around them"
-    )
+    locality: float = _option(3.0, "weight of the locality cost: the same pixels give like patches, whatever is around")
+    on_mask: float = _option(0.0, "weight of the mask cost: prototypes of a class are found on its pictures' masks")
     place: float = _option(1.0, "weight of the place cost: prototypes are found on the part that they were cut from")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
     ridge: float = _option(1e-4, "weight of the pull of connections to 1 (own class) or 0; makes the optimum exist")
-    own_positive: bool = _option(
-        True, "keep connections to the own class at 0 or above: looking like a class never speaks against it"
-    )
+    own_positive: bool = _option(True, "own connections are 0 or above: looking like a class never speaks against it")
     last_layer_views: int = _option(4, "views of every training image that the last layer learns from")
     compile: bool | None = _option(
         None,
@@ -164,6 +167,7 @@ def paper(backbone: str) -> Config:
     return Config(
         preset="paper",
         model=ModelConfig(
+            weights="torchvision",
             add_on="regular",
             fine_map=False,
             latent_width=256 if backbone.split(".")[0] == "resnet34" else 128,
@@ -204,8 +208,7 @@ def default(backbone: str) -> Config:
 
 
 def quick(backbone: str) -> Config:
-    """Return a first answer: the backbone stays as it is, prototypes are chosen among its patches, and both linear
-    layers are solved. It takes three passes over the pictures."""
+    """Return a first answer: a backbone as it is, prototypes among its patches, linear layers that are solved."""
     return Config(
         preset="quick",
         train=TrainConfig(baseline_epochs=0, fit_head=True, joint_epochs=(0,), distillation=0.0, last_layer_views=1),
@@ -258,6 +261,7 @@ def from_dict(saved: dict[str, Any]) -> Config:
 
 def _check(config: Config) -> None:
     """Refuse numbers that would train nothing or crash later."""
+    width, (low, high) = config.model.latent_width, config.data.value_range
     rules = [
         *[
             (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
@@ -285,12 +289,9 @@ def _check(config: Config) -> None:
         (len(config.train.joint_epochs) > 0, "--joint-epochs needs at least one number"),
         (all(epochs >= 0 for epochs in config.train.joint_epochs), "--joint-epochs must not be negative"),
         (config.model.prototypes_per_class >= 1, "--prototypes-per-class must be at least 1"),
+        (width >= 1 or width == AUTO_WIDTH, "--latent-width must be at least 1, or auto"),
         (
-            config.model.latent_width >= 1 or config.model.latent_width == AUTO_WIDTH,
-            "--latent-width must be at least 1, or auto",
-        ),
-        (
-            config.model.latent_width != AUTO_WIDTH or config.train.has_baseline,
+            width != AUTO_WIDTH or config.train.has_baseline,
             "--latent-width auto compares widths by a baseline's patches (--baseline-epochs, "
             "--from-baseline); without one, name a number",
         ),
@@ -300,6 +301,7 @@ def _check(config: Config) -> None:
             f"--input-size must lie between 16 and {MOST_INPUT}",
         ),
         (0 < config.data.val_fraction < 1, "--val-fraction must lie between 0 and 1"),
+        (low < high or (low, high) == ANY_VALUES, "--value-range takes two numbers, the lower one first"),
         (0 < config.data.test_fraction < 1, "--test-fraction must lie between 0 and 1"),
         (config.train.ridge > 0, "--ridge must be greater than 0, or the last layer has no optimum"),
         (0 <= config.train.label_smoothing < 1, "--label-smoothing must lie between 0 and 1"),

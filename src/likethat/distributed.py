@@ -84,7 +84,8 @@ def session() -> Iterator[None]:
         with suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which would come before the message
         raise UserError(
-            "Another process of this run was lost; what was saved is unharmed, go on with --resume."
+            "Another process of this run was lost; what was saved is unharmed, go on with --resume (predict: with the "
+            "same command)."
         ) from error
     finally:
         _connected = False

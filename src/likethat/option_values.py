@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 import types
 from collections.abc import Collection
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from likethat.errors import UserError
+
+NAMES = {bool: "true or false", bool | None: "true or false", int: "a whole number", float: "a number", str: "a word"}
 
 
 def coerce(name: str, value: Any, kind: Any, choices: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> Any:
@@ -39,6 +42,8 @@ def _cast(value: Any, kind: Any) -> Any:
         if not isinstance(value, bool):
             raise TypeError(value)
         return value
+    if kind is float and not math.isfinite(float(value)):
+        raise ValueError(value)
     if isinstance(value, bool) or (kind is int and isinstance(value, float) and value != int(value)):
         raise TypeError(value)
     return kind(value)
@@ -46,14 +51,10 @@ def _cast(value: Any, kind: Any) -> Any:
 
 def _describe(kind: Any) -> str:
     if isinstance(kind, types.GenericAlias):
+        if kind == tuple[float, float]:
+            return "two numbers like 0,4095"
         return "numbers separated by commas" if kind.__args__[-1] is Ellipsis else "one number, or two like 224x224"
-    return {
-        bool: "true or false",
-        bool | None: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "a word",
-    }[kind]
+    return NAMES[kind]
 
 
 def read_toml(file: Path, sections: Collection[str]) -> dict[str, Any]:

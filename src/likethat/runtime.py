@@ -57,6 +57,18 @@ def exact_arithmetic() -> None:
     torch.backends.cudnn.deterministic = True
 
 
+@contextmanager
+def tf32_convolutions() -> Iterator[None]:
+    """Let convolutions round what they multiply to TF32 in the block, where they are in fp32: as torch does unasked."""
+    import torch
+
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
 def send(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Send a tensor to the device without waiting for what the device is doing."""
     if device.type == "cuda" and value.device.type == "cpu":

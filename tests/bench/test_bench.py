@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from likethat.bench import passes, run
+from likethat.bench import inference, run
 from likethat.bench.last_layer import adam_passes, synthetic_scores
 from likethat.bench.measure import BenchFigure, Goal, compare_times, in_turn, with_peak
 from likethat.bench.setting import BACKBONES, Setting, setting_of
@@ -31,7 +31,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def generous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks this small cost nothing, so that times say little; the goals are not what is tested then."""
-    for module in ("training.STEP_TIME", "passes.GOAL", "explaining.GOAL"):
+    for module in ("training.STEP_TIME", "inference.PASS_TIME", "inference.EXPLAINING_TIME"):
         monkeypatch.setattr(f"likethat.bench.{module}", Goal(1e9))
     monkeypatch.setattr("likethat.bench.last_layer.FASTER", Goal(0.0, at_least=True))
 
@@ -57,7 +57,7 @@ def test_the_command_measures_everything_and_tells_a_missed_goal(
         assert what in named
     assert all(figure["value"] > 0 for figure in document["figures"])
 
-    monkeypatch.setattr(passes, "GOAL", Goal(0.0))
+    monkeypatch.setattr(inference, "PASS_TIME", Goal(0.0))
     assert main(["bench", "--device", "cpu"]) == 1
     shown = capsys.readouterr().out
     assert shown.count("<= 0 MISSED") == 2  # projection and nearest patches

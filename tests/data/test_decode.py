@@ -1,5 +1,6 @@
 """Every kind of picture file a folder may hold, read from real files; and the way back from input to file."""
 
+import hashlib
 import io
 import os
 import struct
@@ -12,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from likethat.data.decode import ImageError, read_image, to_input
+from likethat.data import decode
+from likethat.data.decode import FileFacts, ImageError, read_image, to_input
+from likethat.data.reading.pages import digest_data, digest_picture
+from likethat.data.reading.values import ValueRange
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # EXIF: where the file's first row and its first column lie on the upright picture.
@@ -149,6 +153,17 @@ def test_every_format_gives_the_colours_back(format, tmp_path):
         assert np.abs(np.asarray(image).astype(int) - color).max() <= (2 if format == "JPEG" else 0)
 
 
+@pytest.mark.parametrize(("format", "kind"), [("AVIF", b"ftypavif"), ("HEIF", b"ftypheic")])
+def test_pictures_of_phones_are_read_where_pillow_can(format, kind):
+    if format in decode.FORMATS:
+        image = read_image(encode(Image.new("RGB", (40, 30), (200, 40, 90)), format, quality=90))
+        assert image.size == (40, 30)
+        assert np.abs(np.asarray(image).astype(int) - (200, 40, 90)).max() <= 6
+    else:
+        with pytest.raises(ImageError, match=r"Pillow 11.3|likethat\[heic\]"):
+            read_image(b"\0\0\0\x20" + kind + bytes(40))
+
+
 @pytest.mark.parametrize(
     ("image", "format", "expected"),
     [
@@ -163,8 +178,6 @@ def test_every_format_gives_the_colours_back(format, tmp_path):
         (Image.new("CMYK", (3, 2), (255, 0, 255, 0)), "TIFF", (0, 255, 0)),
         (Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", (254, 0, 0)),
         (Image.new("F", (3, 2), 0.2), "TIFF", (51, 51, 51)),
-        (Image.new("F", (3, 2), 51.0), "TIFF", (51, 51, 51)),
-        (Image.new("I", (3, 2), 51 * 257), "TIFF", (51, 51, 51)),
         (Image.new("I;16", (3, 2), 51 * 257), "TIFF", (51, 51, 51)),
     ],
 )
@@ -183,15 +196,92 @@ def test_16_bits_are_scaled_and_not_clipped(format):
     assert np.array_equal(result, np.repeat(nearest[:, :, None], 3, axis=2))
 
 
-def test_other_ranges_are_stretched():
-    wide = np.array([[-5e5, 0, 5e5]], np.float32)
-    assert np.asarray(read_image(encode(Image.fromarray(wide), "TIFF")))[0, :, 0].tolist() == [0, 128, 255]
-    deep = np.array([[0, 1_000_000, 2_000_000]], np.int32)
-    assert np.asarray(read_image(encode(Image.fromarray(deep), "TIFF")))[0, :, 0].tolist() == [0, 128, 255]
-    holes = np.array([[np.nan, 0.0, 1.0, np.inf]], np.float32)
-    assert np.asarray(read_image(encode(Image.fromarray(holes), "TIFF")))[0, :, 0].tolist() == [0, 0, 255, 0]
-    nothing = np.full((2, 2), np.nan, np.float32)
-    assert not np.asarray(read_image(encode(Image.fromarray(nothing), "TIFF"))).any()
+def gray(values: list[float], kind: type, value_range: tuple[float, float] | None = None) -> list[int]:
+    """Values of a TIFF file of this type, as they are read."""
+    data = encode(Image.fromarray(np.array([values], kind)), "TIFF")
+    return np.asarray(read_image(data, value_range=value_range))[0, :, 0].tolist()
+
+
+def test_a_range_that_is_stated_holds_for_every_picture():
+    assert gray([0, 1000, 4000, 9000], np.uint16, (0, 4000)) == [0, 64, 255, 255]
+    assert gray([-1500, -1000, 0, 1000, 2000], np.int32, (-1000, 1000)) == [0, 0, 128, 255, 255]
+    assert gray([-5e5, 0, 5e5], np.float32, (-5e5, 5e5)) == [0, 128, 255]
+    # Eight bits are what they are: the range is about pictures that have more.
+    assert gray([0, 77, 255], np.uint8, (0, 4000)) == [0, 77, 255]
+
+
+def test_without_one_nothing_is_guessed():
+    assert gray([np.nan, 0.0, 0.2, 1.0, np.inf], np.float32) == [0, 0, 51, 255, 0]
+    assert gray([np.nan, np.nan], np.float32) == [0, 0]
+    for values, kind, told in (
+        ([0, 51.0], np.float32, "float values are read from 0 to 1, and these run from 0 to 51"),
+        ([-0.5, 0.5], np.float32, "run from -0.5 to 0.5"),
+        ([0, 13107], np.int32, "whole-number values from 0 to 13107 have no agreed range"),
+    ):
+        with pytest.raises(ImageError, match=told) as caught:
+            gray(values, kind)
+        assert caught.value.kind == "range"
+        assert "--value-range" in str(caught.value)
+
+
+def test_what_was_found_in_a_file_is_told():
+    values = np.array([[3, 4071]], np.uint16)
+    facts = read_image(encode(Image.fromarray(values), "PNG")).info["facts"]
+    assert facts.values == ValueRange("16-bit", 0, 65535, 3, 4071)
+    assert read_image(encode(Image.fromarray(noise(4, 4)), "PNG")).info["facts"] == FileFacts()
+
+
+def png_16(colour_HW3: np.ndarray) -> bytes:
+    """Write a PNG of 16-bit colours, which Pillow cannot."""
+    height, width, _ = colour_HW3.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colour_HW3)
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    )
+    body = b"".join(struct.pack(">I", len(c)) + k + c + struct.pack(">I", zlib.crc32(k + c)) for k, c in chunks)
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def test_colours_of_16_bits_are_read_by_their_bits_alone():
+    data = png_16(np.full((2, 3, 3), (51 * 257, 0, 65535)))
+    image = read_image(data)
+    assert np.asarray(image)[0, 0].tolist() == [51, 0, 255]
+    assert image.info["facts"].values == ValueRange("16-bit colour", 0, 65535)
+    with pytest.raises(ImageError, match="16-bit colour values cannot be read from another range"):
+        read_image(data, value_range=(0, 4095))
+
+
+def stack(format: str, path: Path) -> Path:
+    frames = [Image.new("RGB", (6, 6 + number), color) for number, color in enumerate(("red", "blue", "lime"))]
+    frames[0].save(path, format, save_all=True, append_images=frames[1:])
+    return path
+
+
+def test_pages_of_a_tiff_are_pictures_of_their_own(tmp_path):
+    path = stack("TIFF", tmp_path / "stack.tif")
+    colours = {1: (255, 0, 0), 2: (0, 0, 255), 3: (0, 255, 0)}
+    for page, colour in colours.items():
+        image = read_image(tmp_path / f"stack.tif#page={page}")
+        assert image.size == (6, 5 + page)
+        assert np.asarray(image)[0, 0].tolist() == list(colour)
+        assert image.info["facts"].pages == 3
+        assert np.array_equal(np.asarray(read_image(path.read_bytes(), page=page)), np.asarray(image))
+    with pytest.raises(ImageError, match="it has 3 pages, so there is no page 4"):
+        read_image(tmp_path / "stack.tif#page=4")
+    with pytest.raises(ImageError, match="it has 1 pages, so there is no page 2"):
+        read_image(encode(Image.new("L", (2, 2)), "PNG"), page=2)
+    digests = {digest_picture(tmp_path / f"stack.tif#page={page}") for page in colours}
+    assert len(digests) == 3
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in digests
+    assert digest_data(path.read_bytes(), 2) == digest_picture(tmp_path / "stack.tif#page=2")
+
+
+def test_a_file_may_really_be_called_like_a_page(tmp_path):
+    stack("TIFF", tmp_path / "stack.tif")
+    Image.new("RGB", (2, 2), "white").save(tmp_path / "stack.tif#page=2", "PNG")
+    assert read_image(tmp_path / "stack.tif#page=2").size == (2, 2)
 
 
 def test_palettes_and_their_transparency():

@@ -129,7 +129,7 @@ def test_a_hidden_class_and_unused_files_are_told_of(data: Path, capsys: pytest.
     for number in range(3):
         Image.new("RGB", (9, 9), (number, 0, 0)).save(data / "..c" / f"{number}.png")
     Image.new("RGB", (9, 9)).save(data / "loose.jpg")
-    for name in ("a/x.HEIC", "a/y.heic", "b/z.CR2", "labels.csv", "a/.DS_Store", "a/Thumbs.db"):
+    for name in ("a/x.PSD", "a/y.psd", "b/z.CR2", "labels.csv", "a/.DS_Store", "a/Thumbs.db"):
         (data / name).write_bytes(b"something")
     assert main(["data", "check", str(data), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -141,7 +141,7 @@ def test_a_hidden_class_and_unused_files_are_told_of(data: Path, capsys: pytest.
         "..c": "hidden by the dot in its name, so 3 pictures in it are",
         ".one": "hidden by the dot in its name, so 1 picture in it is",
         "loose.jpg": "1 picture outside class folders",
-        "a/x.HEIC": "2 files ending in .heic",
+        "a/x.PSD": "2 files ending in .psd",
         "b/z.CR2": "1 file ending in .cr2",
         "labels.csv": "1 file ending in .csv",
     }

@@ -10,10 +10,9 @@ from helpers.explain_run import make_run
 from helpers.tiny import tiny_model
 
 from likethat.explaining.attribution import OCCLUSION
-from likethat.explaining.box_proof import MOST_CHANGE, changes_by_outside
 from likethat.explaining.boxes import SEEN_ALONE, match_boxes, patch_box, whole_map
 from likethat.explaining.explanation import explain
-from likethat.explaining.verify import prove_boxes, verify
+from likethat.explaining.verify import MOST_CHANGE, changes_by_outside, prove_boxes, verify
 from likethat.metrics.regions import boxes_in, peaks_in
 from likethat.models.protopnet import ProtoPNet
 from likethat.runs.classifier import load

@@ -16,8 +16,8 @@ from PIL import Image
 
 from likethat.errors import UserError
 from likethat.explaining.draw.render import scaled
-from likethat.explaining.explanation import Options, explain, explain_batch, explain_outputs
-from likethat.explaining.groups import overlap
+from likethat.explaining.explanation import Options, explain, explain_batch
+from likethat.explaining.scoring import overlap
 from likethat.runs.classifier import Classifier, Prototype, load, read_prototypes
 
 
@@ -411,7 +411,7 @@ def test_any_class_can_be_explained_and_compared_with_any_other(classifier: Clas
     outputs = classifier.outputs([prepared])
     every = explain(classifier, picture, top_classes=len(classifier.classes))
     second, last = every.classes[1].name, every.classes[-1].name
-    (explanation,) = explain_outputs(classifier, outputs, [prepared], Options(1, also=[last, second, last]))
+    (explanation,) = explain_batch(classifier, [prepared], Options(1, also=[last, second, last]), outputs=outputs)
     assert [sheet.name for sheet in explanation.classes] == [sheet.name for sheet in every.classes]
     assert explanation.rival is None
     lead = explanation.lead(last, second)
@@ -421,4 +421,4 @@ def test_any_class_can_be_explained_and_compared_with_any_other(classifier: Clas
         p: w for p, w in enumerate((weights[0] - weights[1]).tolist()) if w
     }
     with pytest.raises(UserError, match="no class called"):
-        explain_outputs(classifier, outputs, [prepared], Options(also=["nobody"]))
+        explain_batch(classifier, [prepared], Options(also=["nobody"]), outputs=outputs)

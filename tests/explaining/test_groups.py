@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from likethat.data.decode import Box
-from likethat.explaining.groups import SAME_PART, group_by_part, overlap
+from likethat.explaining.scoring import SAME_PART, group_by_part, overlap
 
 BOX = st.tuples(*[st.integers(0, 8)] * 4).map(lambda box: (box[0], box[1], box[0] + box[2] + 1, box[1] + box[3] + 1))
 

@@ -18,12 +18,13 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import create_protopnet
 from likethat.models.prototypes import angular_distances, mixed_angular_distances
 from likethat.progress import Display
-from likethat.runtime import StopFlag, exact_arithmetic
+from likethat.runtime import StopFlag, exact_arithmetic, tf32_convolutions
 from likethat.training.batches import FreshViews
 from likethat.training.choose import start_from_baseline
 from likethat.training.course import Course
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.losses import Costs
+from likethat.training.parts import find_parts
 from likethat.training.plan import PlanEntry, set_learning_rates, set_mode
 from likethat.training.state import RunState, load_run_state, save_run_state
 from likethat.training.wrap_step import TakeStep, wrap_step
@@ -55,14 +56,17 @@ def make_state(config: Config, images: Images, stage: str) -> RunState:
     baseline = BaselineClassifier(model.backbone, CLASSES).to(CUDA)
     state = RunState(model, baseline)
     if stage == "joint":
-        state.projection = start_from_baseline(model, baseline, images, config.train.candidate_share)
+        state.parts = find_parts(model.backbone.eval(), images, 4)
+        state.projection = start_from_baseline(model, baseline, images, state.parts)
         state.make_teacher()
     return state
 
 
 def taker(state: RunState, stage: str, config: Config, images: Images, kind: str) -> TakeStep:
     """What takes steps of a kind: 'plain', 'recorded' or 'compiled'."""
-    source, optimizer = FreshViews(images, config.augment), state.optimizer_for(stage, config.train)
+    cells = state.backbone.cells
+    middle_Nm2 = None if state.parts is None else state.parts.middles(cells)
+    source, optimizer = FreshViews(images, config.augment, cells, middle_Nm2), state.optimizer_for(stage, config.train)
     said: list[str] = []
 
     def costs_of(*shown: Tensor) -> Costs:
@@ -165,6 +169,25 @@ def test_inference_in_bf16_is_near_fp32() -> None:
     exact_NK, mixed_NK = of_both(lambda: classify_images(model, images))
     assert not torch.equal(exact_NK, mixed_NK)
     torch.testing.assert_close(mixed_NK, exact_NK, rtol=0.05, atol=0.05 * float(exact_NK.abs().max()))
+
+
+@torch.no_grad()
+def test_the_log_similarity_is_trained_on_tf32() -> None:
+    """Rounding takes little of the similarity of a patch to itself; in bf16 it takes a large part."""
+    exact_arithmetic()
+    torch.manual_seed(0)
+    options = {"backbone": "resnet18", "weights": "none", "input_size": 64, "prototypes_per_class": 4}
+    model = place(create_protopnet(resolve("paper", **options).model, [4] * CLASSES), CUDA).eval()
+    x_B3HW, layer = make_images().batch(torch.arange(12))[0], model.prototype_layer
+    layer.prototype_PDhw.copy_(model.latent(x_B3HW)[:, :, :1, :1])
+    largest = model(x_B3HW).similarity_BPHW[:, :, 0, 0].diagonal()
+    with mixed_precision(CUDA, layer.similarity), tf32_convolutions():
+        assert model.latent(x_B3HW).dtype == torch.float32
+        tf32 = model(x_B3HW).similarity_BPHW[:, :, 0, 0].diagonal()
+    with mixed_precision(CUDA):
+        bf16 = model(x_B3HW).similarity_BPHW[:, :, 0, 0].diagonal()
+    assert not torch.backends.cudnn.allow_tf32
+    assert float((largest - tf32).mean()) < 0.2 * float((largest - bf16).mean())
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.last_layer import kkt_residual
 from helpers.runs import make_tiny_birds
 from helpers.tiny import random_images, tiny_model
 
@@ -20,7 +21,7 @@ from likethat.inference.score_cache import cache_scores, cached_scores
 from likethat.inference.source_image import leave_source_out
 from likethat.runs import layout
 from likethat.training import last_layer_problem
-from likethat.training.last_layer import kkt_residual, objective, solve_last_layer
+from likethat.training.last_layer import objective, solve_last_layer
 from likethat.training.pruning import prune
 from likethat.training.pruning.prune import CachedScores, largest_lambda, refit_last_layer
 from likethat.workflows import prune as prune_workflow

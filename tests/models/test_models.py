@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from likethat.config import resolve
 from likethat.errors import UserError
 from likethat.models.backbone import create_backbone
 from likethat.models.protopnet import create_add_on
@@ -123,6 +125,8 @@ def test_weights_from_files(tmp_path: Path) -> None:
     for file in ("w.safetensors", "w.pth"):
         copy = create_backbone("test_resnet", str(tmp_path / file), (64, 64))
         assert torch.equal(copy.eval()(x), source.eval()(x))
+        assert copy.began_with == f"{file}, SHA-256 {hashlib.sha256((tmp_path / file).read_bytes()).hexdigest()}"
+    assert source.began_with == "random weights"
 
 
 class Evil:
@@ -147,6 +151,25 @@ def test_weights_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixtu
         create_backbone("coat_tiny", "none", (64, 64))  # gives a list
     with pytest.raises(UserError, match="no timm model"):
         create_backbone("resnet_9000", "none", (64, 64))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "weights", "asked"),
+    [
+        ("resnet34", "torchvision", "resnet34.tv_in1k"),
+        ("densenet121", "torchvision", "densenet121.tv_in1k"),
+        ("resnet34", "pretrained", "resnet34.a1_in1k"),
+        ("resnet34.bt_in1k", "torchvision", "resnet34.bt_in1k"),  # the user's own word
+        ("mobilenetv3_small_050", "torchvision", "mobilenetv3_small_050.lamb_in1k"),  # timm has no others
+    ],
+)
+def test_timm_is_asked_for_the_weights_of_the_paper(
+    backbone: str, weights: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no hub here, so what it would give are random weights; the name that it is asked for is timm's."""
+    monkeypatch.setattr("timm.models._builder.load_pretrained", lambda *args, **kwargs: None)
+    assert create_backbone(backbone, weights, (64, 64)).began_with == f"timm {asked}"
+    assert resolve("paper").model.weights == "torchvision"
 
 
 def test_weights_that_cannot_be_had_name_three_ways_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

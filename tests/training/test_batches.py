@@ -60,3 +60,21 @@ def test_places_of_cells() -> None:
     assert y.tolist() == [[-0.5, 0.5]]
     windows = Cells((7, 7), (224, 224), extent=80, stride=24)
     assert windows.places(torch.tensor(8)).tolist() == pytest.approx([(24 + 40) / 112 - 1] * 2)
+
+
+def test_objects_are_found_where_views_show_them() -> None:
+    """The object of each picture is its bright half, left or right; pieces come from pictures with the other half."""
+    pixel_NHW3 = torch.zeros(IMAGES, SIDE, SIDE, 3, dtype=torch.uint8)
+    on_NHW = torch.zeros(IMAGES, CELLS, CELLS, dtype=torch.bool)
+    for n in range(IMAGES):
+        pixels, cells = (slice(0, 48), slice(0, 3)) if n % 2 else (slice(64, None), slice(4, None))
+        pixel_NHW3[n, :, pixels] = 255
+        on_NHW[n, :, cells] = True
+    images = Images(pixel_NHW3, torch.arange(IMAGES) % 4, torch.device("cpu"))
+    source = FreshViews(images, QUIET, tiles((CELLS, CELLS)), None, on_NHW)
+    shown = source.show(*source.gather(torch.arange(IMAGES), 3))
+    light_BHW, on_BHW = mean_by_cell(shown.x_B3HW.mean(1)), shown.on_BVHW.any(1)
+    assert shown.on_BVHW[:, 0].any()
+    assert shown.on_BVHW[:, 1].any(), "no piece shows an object"
+    assert float(light_BHW[on_BHW].mean()) > 0.85
+    assert float(light_BHW[~on_BHW].mean()) < 0.15

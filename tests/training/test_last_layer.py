@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from helpers.last_layer import kkt_residual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
 from likethat.errors import UserError
-from likethat.training.last_layer import kkt_residual, objective, solve_last_layer, solve_path
+from likethat.training.last_layer import objective, solve_last_layer, solve_path
 
 Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.last_layer import kkt_residual
 from helpers.runs import DEFAULT, make_tiny_birds
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ from likethat.report.path import draw_path
 from likethat.runs import layout
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.data import open_run_data
-from likethat.training.last_layer import kkt_residual, solve_last_layer
+from likethat.training.last_layer import solve_last_layer
 from likethat.training.pruning.prune import PathPoint, choose_point, own_neighbours, prototypes_to_keep
 from likethat.training.pruning.thin import fewest_within_error, share_budget, untold
 

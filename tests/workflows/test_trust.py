@@ -24,7 +24,7 @@ from likethat.metrics.figure import MetricFigure
 from likethat.metrics.out_of_distribution import NONE_GIVEN, auroc, fpr95, out_of_distribution_figures
 from likethat.metrics.reliability import BINS, calibration_figures, reliability
 from likethat.models.protopnet import summed_logits
-from likethat.report.reliability import draw_reliability
+from likethat.report.measured import draw_reliability
 from likethat.runs.calibration import Calibration, fit_calibration
 from likethat.runs.classifier import load
 from likethat.runs.data import open_out_of_distribution

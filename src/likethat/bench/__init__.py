@@ -1,1 +1,1 @@
-"""What the prototype layer costs next to the bare network: one measurement a file, each ratio taken in one run."""
+"""What the prototype layer costs next to the bare network: each ratio is taken in one run."""

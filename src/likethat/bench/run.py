@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 
-from likethat.bench.explaining import explain_figures
-from likethat.bench.inference import inference_figures
+from likethat.bench.inference import explain_figures, inference_figures, pass_figures
 from likethat.bench.last_layer import last_layer_figures
 from likethat.bench.measure import BenchFigure
-from likethat.bench.passes import pass_figures
 from likethat.bench.setting import Setting, setting_of
 from likethat.bench.training import training_figures
 from likethat.progress import Display
@@ -73,8 +71,4 @@ def run_bench(device: str, quick: bool, compile: bool, display: Display) -> Benc
 def _first_backbone(setting: Setting) -> list[BenchFigure]:
     backbone = setting.backbones[0]
     passes, seconds_of_image = pass_figures(backbone, setting)
-    return [
-        *passes,
-        *explain_figures(backbone, setting),
-        *last_layer_figures(backbone, setting, seconds_of_image),
-    ]
+    return [*passes, *explain_figures(backbone, setting), *last_layer_figures(backbone, setting, seconds_of_image)]

@@ -33,10 +33,9 @@ def training_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchF
 
 def paper_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFigure]:
     common = (backbone, setting, setting.pictures(4 * setting.batch), tell)
-    _begun(lambda: _bare_step("paper", *common, taught=False), setting)  # loads the libraries, which is no one's memory
-    (ours, bare), (peak, bare_peak) = _measure(
-        [lambda: _our_step("paper", *common), lambda: _bare_step("paper", *common, taught=False)], setting
-    )
+    bare_step = partial(_bare_step, "paper", *common, taught=False)
+    _begun(bare_step, setting)  # loads the libraries, which is no one's memory
+    (ours, bare), (peak, bare_peak) = _measure([partial(_our_step, "paper", *common), bare_step], setting)
     against, runs = "bare classifier", setting.steps
     return [
         compare_times(backbone, "training step, paper preset", against, ours, bare, _goal(setting), runs=runs),
@@ -46,14 +45,9 @@ def paper_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFigu
 
 def default_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFigure]:
     common = (backbone, setting, setting.pictures(4 * setting.batch), tell)
-    (ours, taught, baseline), (peak, taught_peak, _) = _measure(
-        [
-            lambda: _our_step("default", *common),
-            lambda: _bare_step("default", *common, taught=True),
-            lambda: _bare_step("default", *common, taught=False),
-        ],
-        setting,
-    )
+    bare = [partial(_bare_step, "default", *common, taught=taught) for taught in (True, False)]
+    times, (peak, taught_peak, _) = _measure([partial(_our_step, "default", *common), *bare], setting)
+    ours, taught, baseline = times
     what, against, runs = "training step, default preset", "bare, same teacher", setting.steps
     return [
         compare_times(backbone, what, against, ours, taught, _goal(setting), runs=runs),
@@ -65,13 +59,8 @@ def default_figures(backbone: str, setting: Setting, tell: Tell) -> list[BenchFi
 def streaming_figure(backbone: str, setting: Setting, tell: Tell) -> BenchFigure:
     """Compare steps on pictures that are sent batch by batch with steps on pictures that the device holds."""
     held, streamed = (setting.pictures(4 * setting.batch, held=held) for held in (True, False))
-    (ours, other), _ = _measure(
-        [
-            lambda: _our_step("paper", backbone, setting, streamed, tell),
-            lambda: _our_step("paper", backbone, setting, held, tell),
-        ],
-        setting,
-    )
+    steps = [partial(_our_step, "paper", backbone, setting, images, tell) for images in (streamed, held)]
+    (ours, other), _ = _measure(steps, setting)
     what, against = "training step, pictures sent to the device", "held there"
     return compare_times(backbone, what, against, ours, other, STREAMED, runs=setting.steps)
 

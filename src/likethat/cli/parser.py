@@ -8,58 +8,17 @@ import os
 import shlex
 import sys
 from contextlib import redirect_stdout
+from importlib import import_module
 from typing import Any
 
 from likethat import __version__, distributed
 from likethat.cli.arguments import DONE, INTERRUPTED, USERS_MISTAKE
-from likethat.cli.verbs import (
-    atlas,
-    baseline,
-    bench,
-    calibrate,
-    certify,
-    combine,
-    compare,
-    data,
-    demo,
-    edit,
-    evaluate,
-    explain,
-    export,
-    info,
-    predict,
-    prune,
-    reproduce,
-    serve,
-    train,
-    verify,
-)
 from likethat.errors import Interrupted, UserError
 from likethat.runtime import memory_shortage_told
 
-# In the order in which --help lists them.
-VERBS = (
-    demo,
-    train,
-    evaluate,
-    verify,
-    predict,
-    calibrate,
-    info,
-    data,
-    explain,
-    atlas,
-    certify,
-    prune,
-    combine,
-    edit,
-    export,
-    baseline,
-    compare,
-    serve,
-    reproduce,
-    bench,
-)
+# Modules of `cli.verbs`, in the order in which --help lists them.
+VERBS = """demo train evaluate verify predict calibrate info data explain atlas certify prune combine edit export
+    baseline compare serve reproduce bench""".split()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,8 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="likethat", description="Image classifiers that explain themselves: this looks like that.")
     parser.add_argument("--version", action="version", version=f"likethat {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for verb in VERBS:
-        verb.add(verbs)
+    for name in VERBS:
+        import_module(f"likethat.cli.verbs.{name}").add(verbs)
     return parser
 
 
@@ -107,7 +66,9 @@ def main(argv: list[str] | None = None) -> int:
 def _work_together(args: argparse.Namespace) -> int:
     """Work as one of the processes that torchrun started; only the main process answers."""
     if not args.together or getattr(args, "interpretability", False):
-        raise UserError("Only train, baseline, evaluate and atlas use several processes; start this without torchrun.")
+        raise UserError(
+            "Only train, baseline, evaluate, predict and atlas use several processes; start this without torchrun."
+        )
     with distributed.session(), open(os.devnull, "w", errors="replace") as nowhere:
         stdout = sys.stdout if distributed.is_main_process() else nowhere
         with redirect_stdout(stdout):
@@ -119,7 +80,8 @@ def _process() -> str:
 
 
 def _how_to_go_on(arguments: list[str]) -> str:
-    if arguments[:1] == ["reproduce"]:
+    to_file = arguments[:1] == ["predict"] and any(word.startswith("--out") for word in arguments)
+    if arguments[:1] == ["reproduce"] or to_file:
         return f"; go on with: {shlex.join(['likethat', *arguments])}"
     if arguments[:1] not in (["train"], ["baseline"]):
         return ""

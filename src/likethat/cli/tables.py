@@ -15,6 +15,7 @@ from likethat.data.dataset import IMAGES_OF
 from likethat.explaining.verify import NOT_PROVEN, Verification
 from likethat.metrics.accuracy import Evaluation
 from likethat.metrics.figure import HIGHER, LOWER, MetricFigure
+from likethat.metrics.unbalanced import BalancedFigures
 from likethat.runs import layout
 from likethat.runs.baseline import LoadedBaseline
 from likethat.runs.calibration import Calibration, conformal_threshold
@@ -26,28 +27,27 @@ from likethat.workflows.edit.history import Edit
 SHOWN = 10  # rows of a long list
 
 
-def _console() -> Console:
-    return Console(highlight=False)
-
-
 def print_table(title: str, rows: list[tuple[str, str]]) -> None:
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))  # names of classes and prototypes are no markup
-    _console().print(table)
+    Console(highlight=False).print(table)
 
 
 def print_description(description: dict[str, Any]) -> None:
     images = ", ".join(f"{count} {part}" for part, count in description["images"].items())
     is_baseline = "prototypes" not in description
+    as_long = ", trained as long as a ProtoPNet" if description.get("as_long") else ""
     rows = [
-        ("model", f"{'baseline ' * is_baseline}{description['backbone']}, preset {description['preset']}"),
+        ("model", f"{'baseline ' * is_baseline}{description['backbone']}, preset {description['preset']}{as_long}"),
         ("data", f"{description['data']} ({description['kind']})"),
         ("classes", f"{len(description['classes'])}"),
         ("images", images),
     ]
+    if description["began_with"]:
+        rows.append(("began with", description["began_with"]))
     if not is_baseline:
         sources = description.get("source_images", "no")
         rows.append(("prototypes", f"{description['prototypes']} from {sources} training images"))
@@ -84,6 +84,8 @@ def print_evaluation(evaluation: Evaluation) -> None:
         rows.append(("top-5 accuracy", f"{evaluation.top5_accuracy:.2%} have the true class among the likeliest five"))
     said = f"lower is better; the true class gets {math.exp(-evaluation.cross_entropy):.1%} in the geometric mean"
     rows.append(("cross entropy", f"{evaluation.cross_entropy:.4f}: {said}"))
+    if evaluation.balanced:
+        rows += _balanced(evaluation.balanced)
     worst = sorted(evaluation.by_class.items(), key=lambda item: item[1])[:3]
     rows += [(f"class {name}", f"{value:.1%} are right") for name, value in worst if value < 1]
     rows += [
@@ -93,8 +95,16 @@ def print_evaluation(evaluation: Evaluation) -> None:
     print_table(f"{evaluation.images} {IMAGES_OF.get(evaluation.part, 'images (all)')}", rows)
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+def _balanced(figures: BalancedFigures) -> list[tuple[str, str]]:
+    """Return the rows of figures that count every class alike, with their intervals."""
+    rows = [("balanced accuracy", f"{figures.balanced_accuracy}"), ("macro F1", f"{figures.macro_f1}")]
+    if (one := figures.positive) is not None:
+        told = (("sensitivity", one.sensitivity), ("specificity", one.specificity), ("AUROC", one.auroc))
+        rows += [(f"{name} for {one.name}", str(value)) for name, value in (*told, ("AUPRC", one.auprc)) if value]
+    elif figures.macro_auroc is not None and figures.macro_auprc is not None:
+        both = f"{figures.macro_auroc:.1%}, {figures.macro_auprc:.1%} on average over the classes"
+        rows.append(("AUROC, AUPRC", both))
+    return rows
 
 
 def print_figures(figures: Sequence[MetricFigure]) -> None:
@@ -108,7 +118,7 @@ def print_figures(figures: Sequence[MetricFigure]) -> None:
             if figure.group == group:
                 better = {HIGHER: "↑", LOWER: "↓"}.get(figure.better, "")
                 table.add_row(figure.name, *figure.shown(), better, figure.note)
-        _console().print(table)
+        Console(highlight=False).print(table)
 
 
 def print_verification(verification: Verification) -> None:
@@ -140,10 +150,8 @@ def print_calibration(calibration: Calibration) -> None:
     rows = []
     for level in (0.8, 0.9, 0.95, 0.99):
         threshold = conformal_threshold(calibration.nonconformity, level)
-        text = (
-            "too few images" if threshold == math.inf else f"classes with a probability of {1 - threshold:.1%} or more"
-        )
-        rows.append((f"prediction set at {level:.0%}", text))
+        least = f"classes with a probability of {1 - threshold:.1%} or more"
+        rows.append((f"prediction set at {level:.0%}", "too few images" if threshold == math.inf else least))
     print_table(f"Calibrated on {len(calibration.nonconformity)} images", rows)
 
 

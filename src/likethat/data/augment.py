@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from likethat.config import AugmentConfig
 from likethat.data.cells import Cells, tiles
+from likethat.data.warps import draw_warps, uniform
 from likethat.runtime import send
 
-GRID = 4  # control points of the elastic distortion along each side
 ERASED_AREA = (0.02, 0.2)  # share of the picture that a hole covers
 PIECE_AREA = (0.0, 0.5)  # share of the picture that a piece of another covers
 
@@ -37,7 +36,7 @@ class Views:
 
 def draw_views(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> Views:
     warp_B33, bend_B2GG = draw_warps(batch, aspect, config, generator)
-    factor_B3 = 1 + _uniform((batch, 3), config.jitter, generator)
+    factor_B3 = 1 + uniform((batch, 3), config.jitter, generator)
     hole_B4 = _draw_rectangles(batch, config.erase, ERASED_AREA, generator)
     piece_B4 = _draw_rectangles(batch, config.cutmix, PIECE_AREA, generator)
     piece_B4[:, :2] *= 1 - piece_B4[:, 2:]  # wholly inside the picture
@@ -93,78 +92,6 @@ def same_pixels(piece_B4: Tensor, cells: Cells, margin: float) -> Tensor:
     return inside_BHW & outside_BHW.roll(1, 0)
 
 
-def draw_warps(batch: int, aspect: float, config: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw a homography and an elastic displacement for each picture: either one kind of warp a picture, as in the
-    published recipe, or all of them together (`compose`)."""
-    rotated_B33 = _rotation(_uniform(batch, config.rotation, generator), aspect)
-    skewed_B33 = _skew(batch, config.skew, generator)
-    sheared_B33 = _shear(batch, config.shear, generator)
-    bend_B2GG = _uniform((batch, 2, GRID, GRID), 2 * config.distortion, generator)
-    if config.compose:
-        warp_B33 = rotated_B33 @ skewed_B33 @ sheared_B33
-    else:
-        kind_B = torch.randint(4 if config.distortion else 3, (batch,), generator=generator)
-        unchanged_B33 = torch.eye(3).expand(batch, 3, 3)
-        kinds = torch.stack([rotated_B33, skewed_B33, sheared_B33, unchanged_B33])
-        warp_B33 = kinds[kind_B, torch.arange(batch)]
-        bend_B2GG = bend_B2GG * (kind_B == 3)[:, None, None, None]
-    if config.zoom < 1:
-        warp_B33 = _zoom(batch, config.zoom, generator) @ warp_B33
-    sign_B = torch.where(torch.rand(batch, generator=generator) < config.flip, -1.0, 1.0)
-    mirror_B33 = torch.eye(3).repeat(batch, 1, 1)
-    mirror_B33[:, 0, 0] = sign_B
-    return warp_B33 @ mirror_B33, bend_B2GG
-
-
-def _uniform(shape: int | tuple[int, ...], limit: float, generator: torch.Generator) -> Tensor:
-    shape = (shape,) if isinstance(shape, int) else shape
-    return (2 * torch.rand(shape, generator=generator) - 1) * limit
-
-
-def _rotation(degrees_B: Tensor, aspect: float) -> Tensor:
-    """Return rotations in pixels: the sampling grid runs from -1 to 1 along both sides, whatever their lengths."""
-    angle_B = degrees_B * math.pi / 180
-    cos_B, sin_B = angle_B.cos(), angle_B.sin()
-    matrix_B33 = torch.zeros(len(degrees_B), 3, 3)
-    matrix_B33[:, 0, 0], matrix_B33[:, 0, 1] = cos_B, -sin_B * aspect
-    matrix_B33[:, 1, 0], matrix_B33[:, 1, 1] = sin_B / aspect, cos_B
-    matrix_B33[:, 2, 2] = 1
-    return matrix_B33
-
-
-def _shear(batch: int, limit: float, generator: torch.Generator) -> Tensor:
-    """Draw shears along x or along y, with equal chance."""
-    slope_B = torch.tan(_uniform(batch, limit, generator) * math.pi / 180)
-    along_x_B = torch.rand(batch, generator=generator) < 0.5
-    matrix_B33 = torch.eye(3).repeat(batch, 1, 1)
-    matrix_B33[:, 0, 1] = slope_B * along_x_B
-    matrix_B33[:, 1, 0] = slope_B * ~along_x_B
-    return matrix_B33
-
-
-def _zoom(batch: int, smallest: float, generator: torch.Generator) -> Tensor:
-    """Draw zooms that show a part of the picture, `smallest` of its sides or more, somewhere inside it."""
-    scale_B = torch.exp(torch.rand(batch, generator=generator) * math.log(smallest))
-    matrix_B33 = torch.eye(3).repeat(batch, 1, 1)
-    matrix_B33[:, 0, 0] = matrix_B33[:, 1, 1] = scale_B
-    matrix_B33[:, :2, 2] = _uniform((batch, 2), 1.0, generator) * (1 - scale_B)[:, None]
-    return matrix_B33
-
-
-def _skew(batch: int, limit: float, generator: torch.Generator) -> Tensor:
-    """Draw homographies that take the picture's corners to corners moved inwards by up to `limit` of a side."""
-    corner_42 = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
-    moved_B42 = corner_42 * (1 - 2 * limit * torch.rand(batch, 4, 2, generator=generator))
-    # Eight equations in the eight unknowns of a homography with a last entry of 1.
-    x_B4, y_B4 = corner_42[:, 0].expand(batch, 4), corner_42[:, 1].expand(batch, 4)
-    u_B4, v_B4 = moved_B42[..., 0], moved_B42[..., 1]
-    one_B4, nil_B4 = torch.ones_like(x_B4), torch.zeros_like(x_B4)
-    row_u_B48 = torch.stack([x_B4, y_B4, one_B4, nil_B4, nil_B4, nil_B4, -u_B4 * x_B4, -u_B4 * y_B4], -1)
-    row_v_B48 = torch.stack([nil_B4, nil_B4, nil_B4, x_B4, y_B4, one_B4, -v_B4 * x_B4, -v_B4 * y_B4], -1)
-    solution_B8 = torch.linalg.solve(torch.cat([row_u_B48, row_v_B48], 1), torch.cat([u_B4, v_B4], 1))
-    return torch.cat([solution_B8, torch.ones(batch, 1)], 1).view(batch, 3, 3)
-
-
 def _sampling_grid(warp_B33: Tensor, bend_B2GG: Tensor, y_HW: Tensor, x_HW: Tensor) -> Tensor:
     """Return where in the source these places of a view are read, in [-1, 1], as B, H, W, 2."""
     warped_B3HW = torch.einsum("bij,jhw->bihw", warp_B33, torch.stack([x_HW, y_HW, torch.ones_like(x_HW)]))
@@ -186,9 +113,9 @@ def _draw_rectangles(batch: int, chance: float, area: tuple[float, float], gener
     """Draw the centre and half sides of a rectangle; its size is zero where the picture is to have none."""
     low, high = area
     area_B = low + (high - low) * torch.rand(batch, generator=generator)
-    stretch_B = torch.exp(_uniform(batch, 0.7, generator))
+    stretch_B = torch.exp(uniform(batch, 0.7, generator))
     half_B2 = torch.stack([(area_B * stretch_B).sqrt(), (area_B / stretch_B).sqrt()], 1)
-    centre_B2 = _uniform((batch, 2), 1.0, generator)
+    centre_B2 = uniform((batch, 2), 1.0, generator)
     half_B2 = half_B2 * (torch.rand(batch, generator=generator) < chance)[:, None]
     return torch.cat([centre_B2, half_B2], 1)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from likethat.data.check import DataProblem, Report, examine, make_report, map_in_threads
 from likethat.data.dataset import PARTS, DataSet, Sample
-from likethat.data.decode import View, to_input
+from likethat.data.decode import FileFacts, View, to_input
 from likethat.data.journal import (
     Journal,
     JournalRow,
@@ -22,6 +22,7 @@ from likethat.data.journal import (
     unchanged,
     write_together,
 )
+from likethat.data.near_duplicates import look_of
 from likethat.distributed import barrier, broadcast_object, is_main_process, own_shard, rank, world_size
 from likethat.errors import UserError
 from likethat.progress import Advance
@@ -39,6 +40,8 @@ class DecodedImages:
     sha256: list[str]
     problems: list[DataProblem]
     views: list[View | None]  # None of bad images
+    facts: list[FileFacts]
+    looks: list[str | None]  # None where they were not asked for
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,19 @@ def load_dataset(
     workers: int | None = None,
     cache_file: Path | None = None,
     progress: Advance | None = None,
+    with_looks: bool = True,
 ) -> LoadedDataSet:
-    """Check and decode the data set in one pass over its files.
+    """Check and decode the data set in one pass over its files; `with_looks` looks for near-duplicates, too.
 
     With `skip_bad`, bad files and their rows are left out; without, look at the report before using the pixels.
     """
     samples = dataset.all_samples()
-    decoded = decode_samples(dataset.root, samples, size_hw, workers=workers, cache_file=cache_file, progress=progress)
-    report = make_report(dataset, decoded.sha256, decoded.problems)
+    decoded = decode_samples(
+        dataset.root, samples, size_hw, workers=workers, cache_file=cache_file, progress=progress, with_looks=with_looks
+    )
+    report = make_report(
+        dataset, decoded.sha256, decoded.problems, decoded.facts, decoded.looks if with_looks else None
+    )
     pixels = decoded.pixels
     if skip_bad:
         bad, dataset = report.bad_paths(), report.without_bad()
@@ -93,18 +101,19 @@ def decode_samples(
     workers: int | None = None,
     cache_file: Path | None = None,
     progress: Advance | None = None,
+    with_looks: bool = False,
 ) -> DecodedImages:
     """Return the samples cropped and resized to `size_hw`. With `cache_file` (a .npy file) the pixels stay on disk,
     and a call that is stopped or killed leaves what is done to the next. Processes that share the work fill one file
-    together."""
+    together. `with_looks` adds what near-duplicates are found by."""
     shape = (len(samples), *size_hw, 3)
     if cache_file is None:
         pixels = _allocate(shape)
         wanted = range(len(samples))
-        rows = [row for _, row in _decode_rows(pixels.__setitem__, wanted, root, samples, size_hw, workers, progress)]
-        return DecodedImages(pixels, *_told(rows))
+        decoded = _decode_rows(pixels.__setitem__, wanted, root, samples, size_hw, workers, progress, with_looks)
+        return DecodedImages(pixels, *_told([row for _, row in decoded]))
 
-    rows = _decode_to_file(cache_file, shape, root, samples, workers, progress)
+    rows = _decode_to_file(cache_file, shape, root, samples, workers, progress, with_looks)
     # Copy-on-write: torch warns of memory that it cannot write to, and nobody writes.
     return DecodedImages(np.load(cache_file, mmap_mode="c"), *_told(rows))
 
@@ -125,6 +134,7 @@ def _decode_to_file(
     samples: Sequence[Sample],
     workers: int | None,
     progress: Advance | None,
+    with_looks: bool,
 ) -> list[JournalRow]:
     """Go on where an earlier call was stopped or killed: rows that are done, of unchanged files, are not read again."""
     header = header_of(samples, shape)
@@ -145,7 +155,7 @@ def _decode_to_file(
                 progress(known + done, known + total)
 
         try:
-            decoded = _decode_rows(write, own, root, samples, (shape[1], shape[2]), workers, tell)
+            decoded = _decode_rows(write, own, root, samples, (shape[1], shape[2]), workers, tell, with_looks)
             for done, (number, row) in enumerate(decoded, start=1):
                 journal.add(number, row)
                 if done % WRITE_DOWN == 0:
@@ -196,17 +206,20 @@ def _decode_rows(
     size_hw: tuple[int, int],
     workers: int | None,
     progress: Advance | None,
+    with_looks: bool,
 ) -> Iterator[tuple[int, JournalRow]]:
     """Yield the wanted rows in order, each when its pixels are written."""
 
     def decode(number: int) -> tuple[np.ndarray, JournalRow]:
-        sample, view = samples[number], None
+        sample, view, look = samples[number], None, None
         stamp = stamp_of(root / sample.path)  # before the file is read: a change in between is then seen later
         examined = examine(root, sample)
         pixel_HW3 = np.zeros((*size_hw, 3), np.uint8)
         if examined.image:
             pixel_HW3, view = to_input(examined.image, sample.box, size_hw)
-        return pixel_HW3, JournalRow(examined.sha256, examined.problem, view, stamp if examined.sha256 else None)
+            look = look_of(pixel_HW3) if with_looks and sample.group is None else None
+        stamp = stamp if examined.sha256 else None
+        return pixel_HW3, JournalRow(examined.sha256, examined.problem, view, stamp, examined.facts, look)
 
     found = map_in_threads(decode, wanted, workers)
     for done, (number, (pixel_HW3, row)) in enumerate(zip(wanted, found, strict=True), start=1):
@@ -216,9 +229,12 @@ def _decode_rows(
             progress(done, len(wanted))
 
 
-def _told(rows: Sequence[JournalRow]) -> tuple[list[str], list[DataProblem], list[View | None]]:
+def _told(
+    rows: Sequence[JournalRow],
+) -> tuple[list[str], list[DataProblem], list[View | None], list[FileFacts], list[str | None]]:
     problems = [row.problem for row in rows if row.problem]
-    return [row.sha256 for row in rows], problems, [row.view for row in rows]
+    columns = ([getattr(row, name) for row in rows] for name in ("view", "facts", "look"))
+    return [row.sha256 for row in rows], problems, *columns  # type: ignore[return-value]
 
 
 def _allocate(shape: tuple[int, ...]) -> np.ndarray:

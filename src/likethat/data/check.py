@@ -1,9 +1,8 @@
 """What is wrong with a data set's files, all at once: broken pictures, duplicates, classes with too few images."""
 
-import hashlib
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +11,17 @@ from typing import TypeVar
 from PIL import Image
 
 from likethat.data.dataset import PARTS, DataSet, Sample
-from likethat.data.decode import ImageError, read_image
-from likethat.data.files import read_file
+from likethat.data.decode import FileFacts, ImageError, read_image, to_input
+from likethat.data.near_duplicates import (
+    MISSING,
+    NearDuplicate,
+    find_hasher,
+    find_near_duplicates,
+    look_of,
+    tell_near_duplicates,
+)
+from likethat.data.reading.pages import digest_data, read_page
+from likethat.data.reading.values import tell_values
 from likethat.distributed import local_world_size
 from likethat.errors import UserError
 from likethat.progress import Advance
@@ -23,6 +31,8 @@ Result = TypeVar("Result")
 
 # Training, validation and test of one image each.
 FEWEST_TO_SPLIT = 3
+LOOK_SIDE = 224  # pixels of a picture that its look is taken of
+OF_CLASSES = ("too few",)  # kinds of problems that are not of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,7 @@ class DataProblem:
     """Something wrong with a file, or with a class: then `path` is the class's name and `kind` is "too few"."""
 
     path: str
-    kind: str  # unreadable, truncated, empty, bomb, duplicate, too few, left out
+    kind: str  # unreadable, truncated, empty, bomb, range, box, mask, duplicate, too few, left out
     text: str
     is_warning: bool = False  # harmless enough to train with
 
@@ -45,6 +55,8 @@ class Report:
     dataset: DataSet
     problems: tuple[DataProblem, ...]
     sha256: dict[str, str]
+    notes: tuple[str, ...] = ()  # sentences that are good to know
+    near_duplicates: tuple[NearDuplicate, ...] = ()
 
     @property
     def errors(self) -> tuple[DataProblem, ...]:
@@ -56,7 +68,7 @@ class Report:
 
     def bad_paths(self) -> frozenset[str]:
         """Return the files that cannot be used, and all but the first of each set of duplicates."""
-        return frozenset(problem.path for problem in self.problems if problem.kind != "too few")
+        return frozenset(problem.path for problem in self.problems if problem.kind not in OF_CLASSES)
 
     def without_bad(self) -> DataSet:
         """Return the data set less its bad files."""
@@ -82,46 +94,107 @@ class Examined:
     image: Image.Image | None
     problem: DataProblem | None
 
+    @property
+    def facts(self) -> FileFacts:
+        return FileFacts() if self.image is None else self.image.info["facts"]
+
 
 def examine(root: Path, sample: Sample) -> Examined:
     """Read the file once and decode it fully: nothing less proves that it is whole."""
     try:
-        data = read_file(root / sample.path)
+        data, page = read_page(root / sample.path)
     except OSError as error:
         why = f"cannot be opened ({error.strerror}); restore the file or its permissions"
-        return Examined("", None, DataProblem(sample.path, "unreadable", why))
-    sha256 = hashlib.sha256(data).hexdigest()
+        return Examined("", None, _problem(sample, "unreadable", why))
+    sha256 = digest_data(data, page)
     try:
-        return Examined(sha256, read_image(data, name=sample.path), None)
+        image = read_image(data, name=sample.path, value_range=sample.value_range, page=page)
     except ImageError as error:
-        return Examined(sha256, None, DataProblem(sample.path, error.kind, error.cause))
+        return Examined(sha256, None, _problem(sample, error.kind, error.cause))
+    problem = _check_row(root, sample, image.size) if sample.row is not None else None
+    return Examined(sha256, None if problem else image, problem)
+
+
+def _problem(sample: Sample, kind: str, text: str) -> DataProblem:
+    return DataProblem(sample.path, kind, text if sample.row is None else f"row {sample.row}: {text}")
+
+
+def _check_row(root: Path, sample: Sample, size_wh: tuple[int, int]) -> DataProblem | None:
+    """Look whether what a table's row says of a picture fits it."""
+    width, height = size_wh
+    if sample.box is not None and not (sample.box[2] <= width + 1 and sample.box[3] <= height + 1):
+        box = ",".join(f"{number:g}" for number in sample.box)
+        text = f"the box {box} reaches beyond the picture, which has {width}x{height} pixels; mend x0, y0, x1, y1"
+        return _problem(sample, "box", text)
+    if sample.mask is not None:
+        try:
+            mask = read_image(root / sample.mask, name=sample.mask)
+        except ImageError as error:
+            return _problem(sample, "mask", f"the mask {error}")
+        if mask.size != size_wh:
+            sizes = f"has {mask.width}x{mask.height} pixels, and the picture {width}x{height}"
+            return _problem(sample, "mask", f"the mask {sample.mask} {sizes}; make it as large as the picture")
+    return None
 
 
 def check_dataset(dataset: DataSet, *, workers: int | None = None, progress: Advance | None = None) -> Report:
     """Read and decode every file of the data set and report all that is wrong with it."""
 
-    def judge(sample: Sample) -> tuple[str, DataProblem | None]:
-        examined = examine(dataset.root, sample)
-        return examined.sha256, examined.problem
+    def judge(sample: Sample) -> tuple[str, DataProblem | None, FileFacts, str | None]:
+        examined, look = examine(dataset.root, sample), None
+        if examined.image and sample.group is None:
+            look = look_of(to_input(examined.image, sample.box, (LOOK_SIDE, LOOK_SIDE))[0])
+        return examined.sha256, examined.problem, examined.facts, look
 
     samples = dataset.all_samples()
-    hashes, problems = [], []
-    for sha256, problem in map_in_threads(judge, samples, workers):
+    hashes, problems, facts, looks = [], [], [], []
+    for sha256, problem, told, look in map_in_threads(judge, samples, workers):
         hashes.append(sha256)
+        facts.append(told)
+        looks.append(look)
         if problem:
             problems.append(problem)
         if progress:
             progress(len(hashes), len(samples))
-    return make_report(dataset, hashes, problems)
+    return make_report(dataset, hashes, problems, facts, looks)
 
 
-def make_report(dataset: DataSet, hashes: Iterable[str], problems: Iterable[DataProblem]) -> Report:
-    """Report on what reading the files of `dataset.all_samples()`, in this order, has found."""
-    sha256 = {sample.path: value for sample, value in zip(dataset.all_samples(), hashes, strict=True)}
+def make_report(
+    dataset: DataSet,
+    hashes: Iterable[str],
+    problems: Iterable[DataProblem],
+    facts: Sequence[FileFacts],
+    looks: Sequence[str | None] | None,
+) -> Report:
+    """Report on what reading the files of `dataset.all_samples()`, in this order, has found; without `looks`, nothing
+    of near-duplicates."""
+    samples = dataset.all_samples()
+    sha256 = {sample.path: value for sample, value in zip(samples, hashes, strict=True)}
     found = list(problems)
     found += _duplicates(dataset, sha256, {problem.path for problem in found})
     found += _too_few(dataset, {problem.path for problem in found})
-    return Report(dataset, tuple(found), {path: value for path, value in sha256.items() if value})
+    near: tuple[NearDuplicate, ...] = ()
+    if wanted := looks is not None and all(sample.group is None for sample in samples):
+        known = {sample.path: look for sample, look in zip(samples, looks or (), strict=True) if look is not None}
+        near = find_near_duplicates(dataset, known, sha256)
+    notes = [
+        *tell_values(told.values for told in facts if told.values is not None),
+        *_tell_pages(samples, facts),
+        *tell_near_duplicates(dataset, near),
+        *([MISSING] if wanted and find_hasher() is None else []),
+    ]
+    return Report(dataset, tuple(found), {path: value for path, value in sha256.items() if value}, tuple(notes), near)
+
+
+def _tell_pages(samples: Sequence[Sample], facts: Sequence[FileFacts]) -> Iterator[str]:
+    """Tell of files of which only the first page is used."""
+    used = Counter(sample.path.partition("#page=")[0] for sample in samples)
+    several = [s for s, told in zip(samples, facts, strict=True) if told.pages > 1 and used[s.path] == 1]
+    if several:
+        yield (
+            f"{len(several)} files have several pages, of which the first is used, such as {several[0].path}; a table "
+            "with a column page names others"
+        )
 
 
 def _duplicates(dataset: DataSet, sha256: dict[str, str], bad: set[str]) -> list[DataProblem]:
@@ -141,7 +214,8 @@ def _duplicates(dataset: DataSet, sha256: dict[str, str], bad: set[str]) -> list
             if first_part != part:
                 text += f", which is in {first_part}: the {part} result would count an image already seen"
             harmless = first.label == sample.label and first_part == part
-            problems.append(DataProblem(sample.path, "duplicate", f"{text}; delete one of them", is_warning=harmless))
+            problem = _problem(sample, "duplicate", f"{text}; delete one of them")
+            problems.append(replace(problem, is_warning=harmless))
     return problems
 
 
@@ -155,14 +229,26 @@ def _too_few(dataset: DataSet, bad: set[str]) -> list[DataProblem]:
             problems.append(DataProblem(name, "too few", f"the class has {to_split} good training images, {need}"))
         elif not good_of["train"][label]:
             problems.append(DataProblem(name, "too few", "the class has no good training image; add some or remove it"))
+        else:
+            problems += _too_few_groups(dataset, label)
     return problems
 
 
+def _too_few_groups(dataset: DataSet, label: int) -> list[DataProblem]:
+    """Warn of a class that whole groups could not be held out of."""
+    without = [part for part in dataset.held_out if not any(sample.label == label for sample in dataset.part(part))]
+    grouped = {sample.group for sample in dataset.train if sample.label == label and sample.group is not None}
+    if not without or not grouped:
+        return []
+    text = f"its pictures are of too few groups to hold any out for {' and '.join(without)}; add pictures of others"
+    return [DataProblem(dataset.classes[label], "too few", text, is_warning=True)]
+
+
 def map_in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None, *, ahead: int = 0
 ) -> Iterator[Result]:
-    """Yield results in order, from one thread per processor unless told otherwise; few are under way at any time.
-    Processes on one machine share its processors.
+    """Yield results in order, from one thread per processor unless told otherwise; few are under way at any time, but
+    at least `ahead`. Processes on one machine share its processors.
 
     Pillow lets go of Python's lock while it decodes and resizes, so threads keep the processors busy.
     """
@@ -174,7 +260,7 @@ def map_in_threads(
         try:
             for item in items:
                 under_way.append(pool.submit(function, item))
-                if len(under_way) >= 8 * workers:
+                if len(under_way) >= max(8 * workers, ahead):
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()

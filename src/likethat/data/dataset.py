@@ -1,8 +1,8 @@
 """A data set: classes and the training, validation and test images, as found on disk."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from likethat.errors import UserError
@@ -15,9 +15,14 @@ IMAGES_OF = {"train": "training images", "val": "validation images", "test": "te
 class Sample:
     """One labelled picture."""
 
-    path: str  # relative to the data set's root, '/'-separated
+    path: str  # relative to the data set's root, '/'-separated; `#page=2` at its end names a page of the file
     label: int
     box: tuple[float, float, float, float] | None = None  # x0, y0, x1, y1 to crop to, in pixels of the upright picture
+    group: str | None = None  # patient, nest or burst; its pictures never lie in two parts, and its name is not shown
+    mask: str | None = None  # picture of the same size, not black where the object is; relative to the root as well
+    weight: float = 1.0  # how much it counts in training
+    row: int | None = None  # of the table that lists it, as a spreadsheet counts
+    value_range: tuple[float, float] | None = None  # values that become black and white, if it has more than 8 bits
 
 
 @dataclass(frozen=True)
@@ -25,12 +30,13 @@ class DataSet:
     """Classes and three parts; `held_out` names those parts that were taken from the training images."""
 
     root: Path
-    kind: str  # folder, cub or cars
+    kind: str  # folder, table, cub or cars
     classes: tuple[str, ...]
     train: tuple[Sample, ...]
     val: tuple[Sample, ...]
     test: tuple[Sample, ...]
     held_out: tuple[str, ...] = ()
+    table: Path | None = None  # file that lists the pictures
 
     def part(self, name: str) -> tuple[Sample, ...]:
         """Return the samples of "train", "val" or "test"."""
@@ -42,6 +48,12 @@ class DataSet:
     def all_samples(self) -> tuple[Sample, ...]:
         """Return the training, then the validation, then the test samples."""
         return self.train + self.val + self.test
+
+
+def leave_out(dataset: DataSet, paths: Set[str]) -> DataSet:
+    """Return the data set without these pictures; the others stay in their parts."""
+    train, val, test = (tuple(sample for sample in dataset.part(part) if sample.path not in paths) for part in PARTS)
+    return replace(dataset, train=train, val=val, test=test)
 
 
 def hold_out(
@@ -69,10 +81,12 @@ def hold_out(
 
 
 def fingerprint(dataset: DataSet, sha256: Mapping[str, str]) -> str:
-    """Return a hash of every image's path, label, box and content (by its own hash), part by part."""
+    """Return a hash of every image's path, label, box, mask, weight and content (by its own hash), part by part."""
     digest = hashlib.sha256()
     for number, sample in enumerate(dataset.all_samples()):
         line = f"{sample.path} {sample.label} {sample.box} {sha256[sample.path]}"
+        if sample.mask is not None or sample.weight != 1:  # data sets without them keep the hash they always had
+            line += f" {sample.mask} {sample.weight}"
         digest.update(("\n" + line if number else line).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 

@@ -1,5 +1,6 @@
 """From a picture file to the network's input, and from the input's pixels back to the file's."""
 
+import contextlib
 import io
 import warnings
 from dataclasses import dataclass
@@ -21,10 +22,21 @@ from PIL import (
     WebPImagePlugin,  # noqa: F401
 )
 
-from likethat.data.files import read_file
+from likethat.data.reading.dicom import BadDicom, DicomPicture, is_dicom
+from likethat.data.reading.pages import read_page
+from likethat.data.reading.values import Range, UnknownRange, ValueRange, of_bits, to_8_bits
 from likethat.errors import UserError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+with contextlib.suppress(ImportError):  # Pillow before 11.3
+    from PIL import AvifImagePlugin  # noqa: F401
+with contextlib.suppress(ImportError):  # the extra `heic`
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+
+FORMATS = tuple(name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF") if name in Image.OPEN)
+READABLE = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, HEIC or DICOM"
+COLOUR = "16-bit colour"
 MAX_SIDE = 20_000
 MAX_PIXELS = 178_000_000
 
@@ -46,7 +58,7 @@ _TURN_UPRIGHT = {
 
 
 class ImageError(UserError):
-    """A picture that cannot be used. `kind` is one of unreadable, truncated, empty, bomb."""
+    """A picture that cannot be used. `kind` is one of unreadable, truncated, empty, bomb, range."""
 
     def __init__(self, name: str, kind: str, cause: str) -> None:
         super().__init__(name, kind, cause)
@@ -56,14 +68,28 @@ class ImageError(UserError):
         return f"{self.name}: {self.cause}"
 
 
-def read_image(
-    source: Path | bytes | BinaryIO | Image.Image, *, name: str | None = None, max_pixels: int = MAX_PIXELS
-) -> Image.Image:
-    """Read the picture, upright and in RGB; `name` is what an error calls it.
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What a file holds besides the picture that was read of it."""
 
-    Transparent parts are laid on white, animations give their first frame. 16-bit pictures are scaled to 8 bits;
-    32-bit and float pictures have no agreed range, see `_to_8_bits`. `info["orientation"]` of the result keeps
-    the EXIF orientation the file had, so that `to_input` can map back to the file's pixels.
+    pages: int = 1
+    values: ValueRange | None = None  # of a picture of more than 8 bits
+
+
+def read_image(
+    source: Path | bytes | BinaryIO | Image.Image,
+    *,
+    name: str | None = None,
+    value_range: Range | None = None,
+    page: int = 1,
+    max_pixels: int = MAX_PIXELS,
+) -> Image.Image:
+    """Read the picture, upright and in RGB; `name` is what an error calls it. A path may end in `#page=2`.
+
+    Transparent parts are laid on white, animations give their first frame. `value_range` says which values of pictures
+    of more than 8 bits become black and white; without it the kind of the file does, see `_usual_range`. The result's
+    info keeps the EXIF orientation that the file had, so that `to_input` can map back to the file's pixels, and the
+    file's `facts`.
     """
     name = name or _name_of(source)
     data = b""
@@ -71,21 +97,44 @@ def read_image(
         if isinstance(source, Image.Image):
             image = source
         else:
-            data = _read_bytes(source, name)
+            data, page = _read_bytes(source, name, page)
+            if is_dicom(data):
+                return _read_dicom(data, page, name, value_range, max_pixels)
             image = Image.open(io.BytesIO(data), formats=FORMATS)
-        if max(image.size) > MAX_SIDE or image.width * image.height > max_pixels:
-            raise _too_large(name, max_pixels)
-        rgb, orientation = _upright_rgb(image)
+        pages = getattr(image, "n_frames", 1) if image.format == "TIFF" or page > 1 else 1
+        if page > pages:
+            raise ImageError(name, "unreadable", f"it has {pages} pages, so there is no page {page}")
+        if page > 1:
+            image.seek(page - 1)
+        _check_size(image.size, name, max_pixels)
+        rgb, orientation, values = _upright_rgb(image, value_range)
     except ImageError:
         raise
+    except UnknownRange as error:
+        raise _no_range(name, error) from error
     except Image.DecompressionBombError as error:
         raise _too_large(name, max_pixels) from error
     except Exception as error:  # Pillow's decoders raise nearly everything on broken data
         raise _broken(name, data, error) from error
     if rgb is source:  # the caller's own image keeps its info
         rgb = rgb.copy()
-    rgb.info = {"orientation": orientation}
+    facts = image.info.get("facts") or FileFacts(pages, values)
+    rgb.info = {"orientation": orientation, "facts": facts}
     return rgb
+
+
+def _read_dicom(data: bytes, page: int, name: str, value_range: Range | None, max_pixels: int) -> Image.Image:
+    try:
+        picture = DicomPicture(data, page)
+        _check_size(picture.size, name, max_pixels)
+        pixels, values = picture.to_8_bits(value_range)
+    except BadDicom as error:
+        raise ImageError(name, "unreadable", str(error)) from None
+    except UnknownRange as error:
+        raise _no_range(name, error) from None
+    image = Image.fromarray(pixels).convert("RGB")
+    image.info = {"orientation": 1, "facts": FileFacts(picture.pages, values)}
+    return image
 
 
 def _name_of(source: Path | bytes | BinaryIO | Image.Image) -> str:
@@ -94,22 +143,31 @@ def _name_of(source: Path | bytes | BinaryIO | Image.Image) -> str:
     return str(getattr(source, "filename", "") or getattr(source, "name", "") or "the image")
 
 
-def _read_bytes(source: Path | bytes | BinaryIO, name: str) -> bytes:
+def _read_bytes(source: Path | bytes | BinaryIO, name: str, page: int) -> tuple[bytes, int]:
     if isinstance(source, Path):
         try:
-            data = read_file(source)
+            data, page = read_page(source)
         except OSError as error:
             raise ImageError(name, "unreadable", f"cannot be opened ({error.strerror or error})") from error
     else:
         data = source if isinstance(source, bytes) else source.read()
     if not data:
         raise ImageError(name, "empty", "the file is empty (0 bytes); copy it again or delete it")
-    return data
+    return data, page
+
+
+def _check_size(size_wh: tuple[int, int], name: str, max_pixels: int) -> None:
+    if max(size_wh) > MAX_SIDE or size_wh[0] * size_wh[1] > max_pixels:
+        raise _too_large(name, max_pixels)
 
 
 def _too_large(name: str, max_pixels: int) -> ImageError:
     limits = f"more than {MAX_SIDE:,} pixels on a side or {max_pixels // 1_000_000} million in all"
     return ImageError(name, "bomb", f"{limits}; scale it down or delete it")
+
+
+def _no_range(name: str, error: UnknownRange) -> ImageError:
+    return ImageError(name, "range", f"its {error}; train with their range, as --value-range 0,4095, or convert it")
 
 
 def _broken(name: str, data: bytes, error: Exception) -> ImageError:
@@ -119,24 +177,59 @@ def _broken(name: str, data: bytes, error: Exception) -> ImageError:
     if data[:512].lstrip().lower().startswith((b"<!doctype html", b"<html")):
         why = "it is a web page"
     elif isinstance(error, UnidentifiedImageError):
-        why = "its content is none of these"
+        why = _unsupported(data) or "its content is none of these"
     else:
         why = str(error) or type(error).__name__
-    readable = "not a readable JPEG, PNG, WebP, GIF, BMP or TIFF picture"
+    readable = f"not a readable {READABLE} picture"
     return ImageError(name, "unreadable", f"{readable} ({why}); convert it or delete it")
 
 
-def _upright_rgb(image: Image.Image) -> tuple[Image.Image, int]:
-    """Return the picture, and the EXIF orientation its file had."""
+def _unsupported(data: bytes) -> str:
+    """Name the package that reads a picture of a kind that this installation cannot read."""
+    brand = data[8:12] if data[4:8] == b"ftyp" else b""
+    if brand in (b"avif", b"avis") and "AVIF" not in FORMATS:
+        return "it is an AVIF picture, which needs Pillow 11.3 or later"
+    if brand in (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1") and "HEIF" not in FORMATS:
+        return "it is a HEIC picture, which needs another package: `pip install 'likethat[heic]'`"
+    return ""
+
+
+def _upright_rgb(image: Image.Image, value_range: Range | None) -> tuple[Image.Image, int, ValueRange | None]:
+    """Return the picture, the EXIF orientation its file had, and how values beyond 8 bits were read."""
     orientation = image.info.get("orientation", 1)
     if image.format == "TIFF":  # Pillow turns TIFF upright while it loads, and forgets how it was
         orientation = _exif_orientation(image)
+    kind, usual = _usual_range(image)  # before it is loaded: Pillow then forgets how values were stored
+    if kind == COLOUR and value_range is not None:
+        raise UnknownRange(f"{COLOUR} values cannot be read from another range than 0 to 65535")
     image.load()
     turn = _exif_orientation(image)
+    values = ValueRange(COLOUR, *of_bits(16)) if kind == COLOUR else None
+    if image.mode.startswith("I") or image.mode == "F":
+        pixel_HW, values = to_8_bits(np.asarray(image), kind, usual, value_range)
+        image = Image.fromarray(pixel_HW)
     rgb = _to_rgb(image)
     if turn == 1:
-        return rgb, orientation
-    return rgb.transpose(_TURN_UPRIGHT[turn]), turn
+        return rgb, orientation, values
+    return rgb.transpose(_TURN_UPRIGHT[turn]), turn, values
+
+
+def _usual_range(image: Image.Image) -> tuple[str, Range | None]:
+    """Return the kind of a picture's values and their usual range: all that its bits can hold, and 0 to 1 of floats.
+
+    Signed and 32-bit numbers have no usual range: nobody fills all of it.
+    """
+    if image.mode == "F":
+        return "float", (0.0, 1.0)
+    tiles = getattr(image, "tile", None)
+    stored = tiles[0][3] if tiles else ""  # how Pillow calls what it is about to read
+    raw = str(stored[0] if isinstance(stored, tuple) and stored else stored)
+    if image.mode == "I" and raw != "I;16B":  # how earlier versions of Pillow read PNG files of 16 bits
+        return "whole-number", None
+    if image.mode.startswith("I"):
+        bits = 12 if raw == "I;12" else 16
+        return f"{bits}-bit", of_bits(bits)
+    return (COLOUR, None) if ";16" in raw else ("", None)  # of colours Pillow reads the higher 8 bits
 
 
 def _exif_orientation(image: Image.Image) -> int:
@@ -148,32 +241,10 @@ def _exif_orientation(image: Image.Image) -> int:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I") or image.mode == "F":
-        image = Image.fromarray(_to_8_bits(np.asarray(image)))
-    elif image.has_transparency_data:
+    if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _to_8_bits(values_HW: np.ndarray) -> np.ndarray:
-    """Convert 16-bit, 32-bit or float gray to 8 bits.
-
-    16-bit values, and 32-bit values that fit into 16 bits (how Pillow hands over some 16-bit files), are divided
-    by 257. Floats within 0..1 are multiplied by 255, floats within 0..255 kept. Everything else is stretched
-    from its least to its greatest value. What is not finite becomes black.
-    """
-    is_float = values_HW.dtype.kind == "f"
-    values_HW = values_HW.astype(np.float64)
-    finite_HW = np.isfinite(values_HW)
-    low = values_HW.min(where=finite_HW, initial=np.inf)
-    high = values_HW.max(where=finite_HW, initial=-np.inf)
-    known_tops = (1.0, 255.0) if is_float else (65535.0,)
-    top = next((top for top in known_tops if low >= 0 and high <= top), None)
-    if top is None:
-        values_HW, top = values_HW - low, max(high - low, 1.0)
-    # Rounded half up: 257 * k gives exactly k, and the steps are of equal width.
-    return np.where(finite_HW, np.floor(values_HW * (255.0 / top) + 0.5), 0).astype(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

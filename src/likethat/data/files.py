@@ -46,10 +46,12 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
     raise OSError(errno.EFBIG, f"it is larger than {most / 1e6:,.0f} MB, or grows", str(path))
 
 
-def digest_file(path: Path) -> str:
-    """Return the SHA-256 of a regular file of any size."""
+def digest_file(path: Path, end: bytes = b"") -> str:
+    """Return the SHA-256 of a regular file of any size, as if `end` stood at its end."""
     with open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256")
+    digest.update(end)
+    return digest.hexdigest()
 
 
 def parse_json(data: bytes) -> Any:

@@ -8,7 +8,9 @@ from likethat.data.dataset import DataSet, Sample, hold_out
 from likethat.data.folder_kinds import made_by_likethat
 from likethat.errors import UserError
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+EXTENSIONS = frozenset(
+    ".jpg .jpeg .jpe .jfif .png .apng .webp .gif .bmp .tif .tiff .avif .heic .heif .dcm .dicom".split()
+)
 PART_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
 

@@ -11,6 +11,7 @@ CHECKPOINTS, PIXEL_FILE = "checkpoints", "pixels.npy"  # the file lies in the fo
 GUIDE_FILE, PARTS_FILE = "species.json", "parts.json"  # of the embedded birds
 EXPLANATIONS = ("explanations.html", "explanations.json")
 ATLAS = ("index.html", "atlas.json")
+AUDIT = ("audit.html", "audit.csv")
 TABLE = "table"  # of a study: .md, .json and .svg
 STUDY = (f"{TABLE}.md", f"{TABLE}.json")
 
@@ -45,9 +46,15 @@ def is_atlas(folder: Path) -> bool:
     return _has(folder, ATLAS)
 
 
+def is_audit(folder: Path) -> bool:
+    return _has(folder, AUDIT)
+
+
 def made_by_likethat(folder: Path) -> bool:
-    """Return whether likethat made the folder: a run, begun or finished, explanations, an atlas or a study."""
-    return is_run(folder) or is_begun(folder) or any(_has(folder, names) for names in (EXPLANATIONS, ATLAS, STUDY))
+    """Return whether likethat made the folder: a run, begun or finished, explanations, an atlas, an audit or a
+    study."""
+    kinds = (EXPLANATIONS, ATLAS, AUDIT, STUDY)
+    return is_run(folder) or is_begun(folder) or any(_has(folder, names) for names in kinds)
 
 
 def _has(folder: Path, names: tuple[str, ...]) -> bool:

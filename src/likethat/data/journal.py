@@ -13,7 +13,9 @@ from typing import Any
 
 from likethat.data.check import DataProblem
 from likethat.data.dataset import Sample
-from likethat.data.decode import View
+from likethat.data.decode import FileFacts, View
+from likethat.data.reading.pages import split_page
+from likethat.data.reading.values import ValueRange
 
 Stamp = tuple[int, int]  # size and time of the last change
 
@@ -26,6 +28,8 @@ class JournalRow:
     problem: DataProblem | None
     view: View | None  # None of bad images
     stamp: Stamp | None
+    facts: FileFacts
+    look: str | None  # for near-duplicates
 
 
 def journal_of(cache_file: Path, process: int = 0) -> Path:
@@ -40,7 +44,7 @@ def journals_of(cache_file: Path) -> list[Path]:
 
 def stamp_of(path: Path) -> Stamp | None:
     try:
-        found = os.stat(path)
+        found = os.stat(split_page(path)[0])
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns
@@ -51,7 +55,8 @@ def header_of(samples: Sequence[Sample], shape: tuple[int, ...]) -> str:
     digest = hashlib.sha256()
     for sample in samples:
         # File names need not be valid Unicode; surrogateescape gives back the bytes they have on disk.
-        digest.update(f"{sample.path}\0{sample.box}\n".encode("utf-8", "surrogateescape"))
+        line = f"{sample.path}\0{sample.box}\0{sample.value_range}\0{sample.mask}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
     return json.dumps({"shape": shape, "samples": digest.hexdigest()})
 
 
@@ -97,7 +102,8 @@ class Journal:
 
     def add(self, number: int, row: JournalRow) -> None:
         problem, view = (None if value is None else astuple(value) for value in (row.problem, row.view))
-        self.file.write(json.dumps([number, row.sha256, problem, view, row.stamp]) + "\n")
+        line = [number, row.sha256, problem, view, row.stamp, astuple(row.facts), row.look]
+        self.file.write(json.dumps(line) + "\n")
 
     def flush(self) -> None:
         self.file.flush()
@@ -111,12 +117,16 @@ class Journal:
 def _parse(line: str) -> tuple[int, JournalRow] | None:
     """Parse one line; return None for an empty or a cut one."""
     try:
-        number, sha256, problem, view, stamp = json.loads(line)
+        number, sha256, problem, view, stamp, (pages, values), look = json.loads(line)
     except ValueError:
         return None
-    found = None if problem is None else DataProblem(*problem)
     return number, JournalRow(
-        sha256, found, None if view is None else _view(view), None if stamp is None else tuple(stamp)
+        sha256,
+        None if problem is None else DataProblem(*problem),
+        None if view is None else _view(view),
+        None if stamp is None else tuple(stamp),
+        FileFacts(pages, None if values is None else ValueRange(*values)),
+        look,
     )
 
 

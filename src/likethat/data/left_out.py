@@ -6,6 +6,7 @@ from pathlib import Path
 
 from likethat.data.check import DataProblem
 from likethat.data.dataset import DataSet
+from likethat.data.decode import READABLE
 from likethat.data.folder import EXTENSIONS
 from likethat.data.folder_kinds import GUIDE_FILE, PARTS_FILE, made_by_likethat
 
@@ -43,7 +44,7 @@ def find_left_out(dataset: DataSet) -> Iterator[DataProblem]:
         yield _left_out(loose[0], text)
     for ending, paths in sorted(unknown.items()):
         what = f"{_counted(paths, 'file')} {f'ending in {ending}' if ending else 'without an ending'} left out"
-        yield _left_out(paths[0], f"{what}; pictures must be JPEG, PNG, WebP, GIF, BMP or TIFF to be used")
+        yield _left_out(paths[0], f"{what}; pictures must be {READABLE} to be used")
 
 
 def _left_out(path: str, text: str) -> DataProblem:

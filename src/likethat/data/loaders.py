@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -79,13 +80,38 @@ def hold(pixel_NHW3: np.ndarray, samples: tuple[Sample, ...], device: torch.devi
     return Images(pixels.to(device) if fits else pixels, label_N, device)
 
 
-def training_batches(count: int, batch_size: int, views: int, seed: int) -> Tensor:
+def image_weights(samples: Sequence[Sample], *, balance: bool) -> Tensor | None:
+    """Return how much each image counts in training, 1 on average: what the data says, and with `balance` as much for
+    every class together. None where all count alike."""
+    weight_N = torch.tensor([sample.weight for sample in samples], dtype=torch.float64)
+    if balance:
+        label_N = torch.tensor([sample.label for sample in samples])
+        weight_N = weight_N / label_N.bincount(weight_N)[label_N]
+    weight_N = weight_N / weight_N.mean()
+    return None if torch.allclose(weight_N, torch.ones_like(weight_N)) else weight_N
+
+
+def training_batches(count: int, batch_size: int, views: int, seed: int, weight_N: Tensor | None = None) -> Tensor:
     """Return a new order of the images for each view, one batch a row.
 
     No image is left out, and all batches are of one size, at most `batch_size`: the last is filled up from the first.
+    With weights, an image comes as often as its weight says, rounded up or down: in as many steps, heavy ones come
+    several times and light ones in some epochs only.
     """
     generator = torch.Generator().manual_seed(seed)
-    order_N = torch.cat([torch.randperm(count, generator=generator) for _ in range(views)])
+    order_N = torch.cat([_order(count, weight_N, generator) for _ in range(views)])
     batches = -(-len(order_N) // batch_size)
     size = -(-len(order_N) // batches)
     return order_N[torch.arange(batches * size) % len(order_N)].view(batches, size)
+
+
+def _order(count: int, weight_N: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Return as many images as there are, in a random order."""
+    order_N = torch.randperm(count, generator=generator)
+    if weight_N is None:
+        return order_N
+    # Systematic sampling: steps of 1 along the weights laid end to end.
+    end_N = weight_N[order_N].cumsum(0)
+    step_N = torch.arange(count, dtype=torch.float64) + torch.rand((), generator=generator, dtype=torch.float64)
+    drawn_N = order_N[torch.searchsorted(end_N, step_N, right=True).clamp(max=count - 1)]
+    return drawn_N[torch.randperm(count, generator=generator)]

@@ -1,4 +1,4 @@
-"""Pictures that a user names: files, and folders of them at any depth."""
+"""Pictures that a user names: files, folders of them at any depth, and tables that list them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from likethat.config import DataConfig
 from likethat.data.folder import EXTENSIONS
 from likethat.data.folder_kinds import made_by_likethat
+from likethat.data.tables.rows import is_table
+from likethat.data.tables.table import list_pictures
 
 
 @dataclass(frozen=True)
@@ -19,12 +22,18 @@ class Skipped:
     reason: str
 
 
-def find_pictures(sources: Sequence[str]) -> tuple[list[str], list[Skipped]]:
-    """Return named files as they are, and all pictures in folders, at any depth. Other files in folders are skipped,
-    and so are runs and the like, whose pictures are likethat's own."""
+def find_pictures(sources: Sequence[str], named: DataConfig | None = None) -> tuple[list[str], list[Skipped]]:
+    """Return named files as they are, all pictures in folders, at any depth, and those that tables list, by the columns
+    that are named or else by the usual ones. Other files in folders are skipped, and so are runs and the like, whose
+    pictures are likethat's own."""
     found: dict[str, None] = {}  # in order, each once
     skipped: list[Skipped] = []
     for source in sources:
+        if is_table(Path(source)):
+            columns, images = (named.columns, named.images) if named else ("", "")
+            listed = list_pictures(Path(source), columns, images, strict=False)
+            found.update(dict.fromkeys(str(path) for path, _ in listed))
+            continue
         if not os.path.isdir(source):
             found[source] = None
             continue

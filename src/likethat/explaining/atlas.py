@@ -12,7 +12,7 @@ from torch import Tensor
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import DataSet, Sample, fingerprint
 from likethat.data.decode import Box
-from likethat.data.files import digest_file
+from likethat.data.reading.pages import digest_picture
 from likethat.distributed import gather_rows
 from likethat.errors import UserError
 from likethat.explaining.boxes import match_boxes
@@ -107,7 +107,7 @@ def check_unchanged(classifier: Classifier, dataset: DataSet) -> None:
 
 def _sha256(path: Path) -> str:
     try:
-        return digest_file(path)
+        return digest_picture(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); restore it.") from error
 
@@ -170,14 +170,8 @@ def _neighbours(model: ProtoPNet, nearest: NearestPatches, samples: Sequence[Sam
     of_distance = model.prototype_layer.similarity.of_distance
     height, width = model.backbone.input_size
     boxes = iter(match_boxes(model, of_distance(nearest.map_PkHW.flatten(0, 1))))
-    columns = (
-        of_distance(nearest.distance_Pk),
-        nearest.distance_Pk,
-        nearest.image_Pk,
-        nearest.row_Pk,
-        nearest.column_Pk,
-    )
-    found = []
+    distance_Pk, found = nearest.distance_Pk, []
+    columns = (of_distance(distance_Pk), distance_Pk, nearest.image_Pk, nearest.row_Pk, nearest.column_Pk)
     for values in zip(*(column.tolist() for column in columns), strict=True):
         mine = []
         for similarity, distance, image, row, column in zip(*values, strict=True):

@@ -47,14 +47,14 @@ class Explanation(ScoredPicture):
     def save(self, path: str | Path, colours: str = "ember", *, long: bool = False) -> Path:
         """Save the explanation as a page (.html), a picture (.png, .pdf) or data (.json). The picture is one page for
         mail and print or, with `long`, as long as all its sheets."""
-        path = Path(path)
-        if path.suffix.lower() == ".json":
+        path, ending = Path(path), Path(path).suffix.lower()
+        if ending == ".json":
             write_json(path, self.to_dict())
-        elif path.suffix.lower() in (".png", ".pdf"):
-            is_png = path.suffix.lower() == ".png"
+        elif ending in (".png", ".pdf"):
+            data = self.png(colours, long=long) if ending == ".png" else pdf(self.figure(colours, long=long))
             with atomic_path(path) as temporary:
-                temporary.write_bytes(self.png(colours, long=long) if is_png else pdf(self.figure(colours, long=long)))
-        elif path.suffix.lower() in (".html", ".htm"):
+                temporary.write_bytes(data)
+        elif ending in (".html", ".htm"):
             write_explanations(path, [self], colours)
         else:
             raise UserError(f"An explanation is saved as .html, .png, .pdf or .json; {path} ends with none of them.")
@@ -135,20 +135,11 @@ def explain_batch(
     options: Options = USUAL,
     *,
     paths: Sequence[str | None] | None = None,
+    outputs: Sequence[Output] | None = None,
 ) -> list[Explanation]:
-    """Explain several prepared pictures after one forward pass over all of them."""
-    return explain_outputs(classifier, classifier.outputs(batch), batch, options, paths=paths)
-
-
-def explain_outputs(
-    classifier: Classifier,
-    outputs: Sequence[Output],
-    batch: Sequence[PreparedPicture],
-    options: Options = USUAL,
-    *,
-    paths: Sequence[str | None] | None = None,
-) -> list[Explanation]:
-    """Explain pictures that the networks have seen already."""
+    """Explain several prepared pictures after one forward pass over all of them; `outputs` are its results, where the
+    networks have seen the pictures already."""
+    outputs = classifier.outputs(batch) if outputs is None else outputs
     check_method(options.attribution)
     if options.top_classes < 1:
         raise UserError(f"At least 1 class must be explained, and {options.top_classes} were asked for.")

@@ -48,11 +48,7 @@ def explain_files(
     for start in range(0, len(paths), step):
         names = paths[start : start + step]
         read_B = _read(classifier, names, hide)
-        good = {
-            name: prepared
-            for name, prepared in zip(names, read_B, strict=True)
-            if isinstance(prepared, PreparedPicture)
-        }
+        good = {name: read for name, read in zip(names, read_B, strict=True) if isinstance(read, PreparedPicture)}
         explained: Iterator[Explanation] = iter(())
         if good:
             explained = iter(explain_batch(classifier, list(good.values()), options, paths=list(good)))

@@ -99,7 +99,7 @@ def draw_prototypes(
 
 
 def _read(root: Path, sample: Sample, size_hw: tuple[int, int]) -> tuple[Image.Image, Tensor, View]:
-    upright = read_image(root / sample.path)
+    upright = read_image(root / sample.path, value_range=sample.value_range)
     pixels, view = to_input(upright, sample.box, size_hw)
     return upright, torch.from_numpy(pixels).permute(2, 0, 1), view
 

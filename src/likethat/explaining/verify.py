@@ -3,7 +3,6 @@ that similarities depend on their boxes alone."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,15 +12,18 @@ import torch
 from torch import Tensor
 
 from likethat.data.decode import ImageError, read_image, to_input
-from likethat.data.files import read_file
 from likethat.data.loaders import to_unit
-from likethat.explaining.box_proof import MOST_CHANGE, PICTURES, BoxProof, changes_by_outside, sample_prototypes
+from likethat.data.reading.pages import digest_data, read_page
+from likethat.data.reading.values import Range
+from likethat.explaining.boxes import match_boxes
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Advance
 from likethat.runs.classifier import Classifier, Prototype
 
 TOLERANCE = 1e-4
 BATCH = 32
+PICTURES, PROTOTYPES = 8, 16  # whose boxes are proven, and compared in each of them, at most
+MOST_CHANGE = 1e-5  # of a similarity; on one device the same numbers in the same places give the same bits
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ class Finding:
     what: str
     result: str  # proven, failed or not proven
     why: str
+
+
+@dataclass(frozen=True)
+class BoxProof:
+    """What was compared, and the largest change of a similarity."""
+
+    pictures: int
+    prototypes: int
+    max_change: float
 
 
 @dataclass(frozen=True)
@@ -77,15 +88,17 @@ def verify(classifier: Classifier, roots: Sequence[Path], advance: Advance | Non
         images += len(by_image)
         groups = list(by_image.values())
         for start in range(0, len(groups), BATCH):
-            error, found = _verify_images(model, groups[start : start + BATCH], roots[member])
+            part = groups[start : start + BATCH]
+            error, found = _verify_images(model, part, roots[member], classifier.value_range)
             worst = max(worst, error)
             failures += found
-            done += sum(len(group) for group in groups[start : start + BATCH])
+            done += sum(len(group) for group in part)
             if advance:
                 advance(done, len(classifier.prototypes))
         if model.backbone.windows is not None:
             step = -(-len(groups) // PICTURES)
-            proof, found = prove_boxes(model, [group[0][1] for group in groups[::step]], own, roots[member])
+            sources = [group[0][1] for group in groups[::step]]
+            proof, found = prove_boxes(model, sources, own, roots[member], classifier.value_range)
             proofs.append(proof)
             failures += found
     boxes = BoxProof(
@@ -97,7 +110,11 @@ def verify(classifier: Classifier, roots: Sequence[Path], advance: Advance | Non
 
 
 def prove_boxes(
-    model: ProtoPNet, sources: Sequence[Prototype], own: Sequence[Prototype], root: Path
+    model: ProtoPNet,
+    sources: Sequence[Prototype],
+    own: Sequence[Prototype],
+    root: Path,
+    value_range: Range | None = None,
 ) -> tuple[BoxProof, list[Failure]]:
     """Replace everything outside the boxes of some of the network's `own` prototypes, in the training pictures of
     `sources`, by other pictures: similarities must not change."""
@@ -105,7 +122,7 @@ def prove_boxes(
     pictures = [
         (source, read)
         for source in sources
-        if isinstance(read := _read(root, source, model.backbone.input_size), Tensor)
+        if isinstance(read := _read(root, source, model.backbone.input_size, value_range), Tensor)
     ]
     if not pictures:  # which is told already
         return BoxProof(0, 0, 0.0), []
@@ -122,13 +139,13 @@ def prove_boxes(
     return BoxProof(len(pictures), len(compared), worst), failures
 
 
-def _read(root: Path, source: Prototype, size_hw: tuple[int, int]) -> Tensor | str:
+def _read(root: Path, source: Prototype, size_hw: tuple[int, int], value_range: Range | None) -> Tensor | str:
     """Return what the network saw of a prototype's training picture, or why it cannot be known."""
     try:
-        data = read_file(root / source.path)
-        if hashlib.sha256(data).hexdigest() != source.sha256:
+        data, page = read_page(root / source.path)
+        if digest_data(data, page) != source.sha256:
             return "the image file has changed since training"
-        image = read_image(data, name=source.path)
+        image = read_image(data, name=source.path, value_range=value_range, page=page)
     except (OSError, ImageError) as error:
         return f"the image file cannot be read ({getattr(error, 'strerror', None) or error})"
     return torch.from_numpy(to_input(image, source.crop_to, size_hw)[0]).permute(2, 0, 1)
@@ -136,13 +153,13 @@ def _read(root: Path, source: Prototype, size_hw: tuple[int, int]) -> Tensor | s
 
 @torch.no_grad()
 def _verify_images(
-    model: ProtoPNet, groups: list[list[tuple[int, Prototype]]], root: Path
+    model: ProtoPNet, groups: list[list[tuple[int, Prototype]]], root: Path, value_range: Range | None
 ) -> tuple[float, list[Failure]]:
     """Return the largest error, and what fails, among the prototypes of a few images."""
     layer, device = model.prototype_layer, next(model.parameters()).device
     pixels, readable, failures = [], [], []
     for group in groups:
-        read = _read(root, group[0][1], model.backbone.input_size)
+        read = _read(root, group[0][1], model.backbone.input_size, value_range)
         if isinstance(read, str):
             failures += [Failure(prototype.id, prototype.path, read) for _, prototype in group]
             continue
@@ -161,3 +178,35 @@ def _verify_images(
             if not off <= TOLERANCE:
                 failures.append(Failure(prototype.id, prototype.path, f"differs by up to {off:.2e}"))
     return worst, failures
+
+
+def sample_prototypes(model: ProtoPNet, pictures: int) -> list[Tensor]:
+    """Prototypes for each picture, spread over all of them."""
+    count = len(model.prototype_layer.class_P)
+    spread = torch.linspace(0, count - 1, pictures * PROTOTYPES).round().long()
+    return [spread[number::pictures].unique() for number in range(pictures)]
+
+
+@torch.no_grad()
+def changes_by_outside(model: ProtoPNet, x_N3HW: Tensor, number: int, prototype_p: Tensor) -> Tensor:
+    """Return how much the similarity of each of these prototypes to its patch of one picture changes when everything
+    outside its box is replaced by pixels of the other pictures."""
+    count = len(prototype_p)
+    # As often as it will be changed: a batch of another shape may be rounded otherwise.
+    x_p3HW = x_N3HW[number].expand(count, -1, -1, -1)
+    before_pHW = _similarities(model, x_p3HW, prototype_p)
+    inside_p1HW = torch.zeros_like(x_p3HW[:, :1], dtype=torch.bool)
+    for own_1HW, (x0, y0, x1, y1) in zip(inside_p1HW, match_boxes(model, before_pHW), strict=True):
+        own_1HW[:, int(y0) : int(y1), int(x0) : int(x1)] = True
+    # Mirrored, so that even a single picture is another one.
+    other_p = (number + 1 + torch.arange(count) % max(1, len(x_N3HW) - 1)) % len(x_N3HW)
+    after_pHW = _similarities(model, torch.where(inside_p1HW, x_p3HW, x_N3HW[other_p].flip(3)), prototype_p)
+    before_p, patch_p = before_pHW.flatten(1).max(1)
+    return (after_pHW.flatten(1).gather(1, patch_p[:, None])[:, 0] - before_p).abs()
+
+
+def _similarities(model: ProtoPNet, x_p3HW: Tensor, prototype_p: Tensor) -> Tensor:
+    """Return the map of one prototype in each picture."""
+    output = model(x_p3HW)
+    everyone_p = torch.arange(len(prototype_p), device=x_p3HW.device)
+    return output.of_distance(output.distance_BPHW[everyone_p, prototype_p.to(x_p3HW.device)])

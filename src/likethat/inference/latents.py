@@ -53,7 +53,7 @@ def cache_latents(model: ProtoPNet, images: Images, file: Path, advance: Advance
         z_NHWD = torch.empty(shape)
     z_NDHW = z_NHWD.permute(0, 3, 1, 2)  # in memory as convolutions leave it, so that what follows rounds alike
     for index_B, x_B3HW, _ in batches_of(images, advance):
-        with precision_for(images):
+        with precision_for(images, model):
             z_NDHW[index_B] = model.latent(x_B3HW).float().cpu()
     return Latents(z_NDHW, images.label_N)
 

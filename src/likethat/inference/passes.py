@@ -17,7 +17,7 @@ from likethat.data.loaders import Images, ViewedImages, hold, views_of
 from likethat.distributed import gather_rows, own_shard
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores
-from likethat.models.prototypes import PrototypeLayer
+from likethat.models.prototypes import PrototypeLayer, Similarity
 from likethat.progress import Advance
 from likethat.runtime import seed_for, send
 
@@ -37,15 +37,18 @@ class HasBatches(Protocol):
     def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Use bf16 where it pays (CUDA). Only what learns from views uses it; all that must be exact runs in fp32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+def mixed_precision(device: torch.device, similarity: Similarity | None = None) -> AbstractContextManager[object]:
+    """Use bf16 where it pays (CUDA) and the similarity, if there is one, bears it. Only what learns from views uses it;
+    all that must be exact runs in fp32."""
+    bears = similarity is None or similarity.bfloat16
+    return torch.autocast(device.type, torch.bfloat16, enabled=bears and device.type == "cuda")
 
 
-def precision_for(images: Images) -> AbstractContextManager[object]:
+def precision_for(images: Images, model: ProtoPNet) -> AbstractContextManager[object]:
     """Use mixed precision for views, which teach the last layer as they taught the layers before it; unaugmented
     pictures are exact."""
-    return mixed_precision(images.device) if isinstance(images, ViewedImages) else nullcontext()
+    is_view = isinstance(images, ViewedImages)
+    return mixed_precision(images.device, model.prototype_layer.similarity) if is_view else nullcontext()
 
 
 def batches_of(images: Images, advance: Advance | None = None) -> Batches:
@@ -97,7 +100,7 @@ def score_images(model: ProtoPNet, images: Images, advance: Advance | None = Non
     model.eval()
     score_NP = torch.zeros(len(images), len(model.prototype_layer.class_P), device=images.device)
     for index_B, x_B3HW, _ in own_batches_of(images, advance):
-        with precision_for(images):
+        with precision_for(images, model):
             score_NP[send(index_B, images.device)] = scores_of(model, x_B3HW)
     return gather_rows(score_NP)
 

@@ -53,7 +53,7 @@ def _own_rows(
     """Yield the rows of this process's shard."""
     model.eval()
     for index_B, x_B3HW, _ in own_batches_of(images, advance):
-        with precision_for(images):
+        with precision_for(images, model):
             score_BP = scores_of(model, x_B3HW)
         if source_P is not None:
             score_BP = leave_source_out(score_BP, _images_of(images, index_B), source_P, model.own_KP)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from likethat.data.dataset import Sample
 from likethat.inference.passes import gather_logits, measure, own_batches_of_files
+from likethat.metrics.unbalanced import BalancedFigures, balanced_figures
 from likethat.progress import Display
 from likethat.runs.baseline import LoadedBaseline
 from likethat.runs.classifier import Classifier
@@ -27,6 +28,7 @@ class Evaluation:
     classes: int
     by_class: dict[str, float]
     confusions: tuple[tuple[str, str, int], ...]  # true class, predicted class, how often; most frequent first
+    balanced: BalancedFigures | None = None  # figures that count every class alike; None without any image
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,4 +72,5 @@ def evaluate_logits(logits_NK: Tensor, label_N: Tensor, classes: Sequence[str], 
         len(classes),
         {name: int(right_K[k]) / int(count_K[k]) for k, name in enumerate(classes) if count_K[k]},
         confusions,
+        balanced_figures(logits_NK, label_N, classes) if len(label_N) else None,
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from likethat.data.check import map_in_threads
 from likethat.data.loaders import to_unit
+from likethat.explaining.draw.render import encode
 from likethat.metrics.figure import MetricFigure
 from likethat.metrics.response import Responses, respond
 from likethat.metrics.sweep import Batch, Metric, Subject
@@ -26,14 +27,12 @@ from likethat.metrics.transformations import GROUP
 QUALITY = 40
 
 
-def through_jpeg(x_B3HW: Tensor, quality: int = QUALITY) -> Tensor:
+def through_jpeg(x_B3HW: Tensor) -> Tensor:
     """Return the pictures as they come out of JPEG files."""
     pixel_BHW3 = (x_B3HW * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
 
     def coded(pixel_HW3: np.ndarray) -> np.ndarray:
-        buffer = io.BytesIO()
-        Image.fromarray(pixel_HW3).save(buffer, "JPEG", quality=quality)
-        return np.array(Image.open(buffer))
+        return np.array(Image.open(io.BytesIO(encode(Image.fromarray(pixel_HW3), "JPEG", quality=QUALITY))))
 
     coded_BHW3 = torch.from_numpy(np.stack(list(map_in_threads(coded, pixel_BHW3))))
     return to_unit(coded_BHW3.to(x_B3HW.device).permute(0, 3, 1, 2))

@@ -26,12 +26,9 @@ INSERTION_GAIN = About("insertion, above random boxes by", HIGHER, GROUP, SOURCE
 
 class Deletion(Revealing):
     def figures(self) -> list[MetricFigure]:
-        if not self.seen:
-            abouts = (DELETION, DELETION_GAIN, INSERTION, INSERTION_GAIN)
-            return [about.absent("nothing to measure it on") for about in abouts]
-        before_N = torch.cat([seen.before_B for seen in self.seen])
+        before_N = torch.cat([torch.zeros(0), *(seen.before_B for seen in self.seen)])
         hidden_N, random_hidden_N, shown_N, random_shown_N = (
-            torch.cat([getattr(seen, name).probability_LB.mean(0) for seen in self.seen])
+            torch.cat([torch.zeros(0), *(getattr(seen, name).probability_LB.mean(0) for seen in self.seen)])
             for name in ("hidden", "random_hidden", "shown", "random_shown")
         )
         note = self.subject.sample_note(self.subject.perturbed)

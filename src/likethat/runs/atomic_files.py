@@ -101,15 +101,22 @@ def write_json(path: Path, document: Any) -> None:
     write_text(path, json.dumps(document, indent=1) + "\n")
 
 
-def read_json(path: Path) -> Any:
+@contextlib.contextmanager
+def _problems_told(path: Path) -> Iterator[None]:
+    """Say in a sentence what is wrong with a file that the block reads."""
     try:
-        return parse_json(read_file(path))
+        yield
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing, so {path.parent} is not a complete run folder.") from error
     except OSError as error:
         raise unreadable(path, error) from error
-    except ValueError as error:
+    except (SafetensorError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); restore it from a copy or train again.") from error
+
+
+def read_json(path: Path) -> Any:
+    with _problems_told(path):
+        return parse_json(read_file(path))
 
 
 def unreadable(path: Path, error: OSError) -> UserError:
@@ -127,28 +134,15 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], document: Any = None
             raise OSError(str(error)) from error
 
 
-@contextlib.contextmanager
-def _open_tensors(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing, so {path.parent} is not a complete run folder.") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (SafetensorError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); restore it from a copy or train again.") from error
-
-
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    with _open_tensors(path) as file:
+    with _problems_told(path), safe_open(path, framework="pt") as file:
         document = parse_json((file.metadata() or {}).get("document", "null").encode())
         return {name: file.get_tensor(name) for name in file.keys()}, document  # noqa: SIM118
 
 
 def tensor_shape(path: Path, name: str) -> tuple[int, ...]:
     """Return the shape of one tensor of a file without reading the others; none of a tensor that is not there."""
-    with _open_tensors(path) as file:
+    with _problems_told(path), safe_open(path, framework="pt") as file:
         return tuple(file.get_slice(name).get_shape()) if name in file.keys() else ()  # noqa: SIM118
 
 

@@ -10,7 +10,7 @@ import torch
 from likethat.config import ModelConfig
 from likethat.data.folder_kinds import is_run
 from likethat.errors import UserError
-from likethat.models.backbone import configured_backbone, create_timm, load_state, place, read_state
+from likethat.models.backbone import configured_backbone, create_timm, describe_file, load_state, place, read_state
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.fine_map import refine_map
 from likethat.progress import Display
@@ -46,8 +46,10 @@ def read_baseline(baseline: BaselineClassifier, source: Path, record: layout.Run
     if run := _run_of(source):
         _check_images(run, record)
         layout.load_weights(run, baseline, "baseline")
+        baseline.backbone.began_with = f"baseline {run.name}: {describe_file(run / layout.MODEL)}"
     else:
         _read_timm(baseline, source)
+        baseline.backbone.began_with = describe_file(source)
 
 
 def check_baseline(source: Path, asked: ModelConfig, display: Display) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,7 +13,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from likethat.data.decode import Box, View, read_image, to_input
+from likethat.data.formats import stated_range
 from likethat.data.loaders import to_unit
+from likethat.data.reading.values import Range
 from likethat.errors import UserError
 from likethat.models.backbone import place
 from likethat.models.protopnet import Output, ProtoPNet, create_protopnet, summed_logits
@@ -23,6 +26,7 @@ from likethat.runs.notebook import card, note, ranking, shown, table
 from likethat.runs.prototypes import Prototype, check_places, read_prototypes
 from likethat.runtime import exact_arithmetic, resolve_device
 
+BATCH = 32  # pictures that are predicted at a time
 MOST_NAMES = 10  # of classes, in a notebook
 PictureSource = str | Path | bytes | BinaryIO | Image
 
@@ -66,12 +70,14 @@ class Classifier:
         members: Sequence[ProtoPNet],
         prototypes: Sequence[Prototype],
         calibration: Calibration | None = None,
+        value_range: Range | None = None,
     ) -> None:
         self.path = path
         self.classes = tuple(classes)
         self.members = torch.nn.ModuleList(members).eval()
         self.prototypes = tuple(prototypes)
         self.calibration = calibration
+        self.value_range = value_range  # as it was trained with, of pictures of more than 8 bits
         self.device = next(self.members.parameters()).device
 
     def __repr__(self) -> str:
@@ -115,7 +121,7 @@ class Classifier:
         return load(hub.find_pretrained(source), device)
 
     def prepare(self, source: PictureSource, crop_to: Box | None = None) -> PreparedPicture:
-        image = read_image(Path(source) if isinstance(source, str) else source)
+        image = read_image(Path(source) if isinstance(source, str) else source, value_range=self.value_range)
         inputs = [to_input(image, crop_to, member.backbone.input_size) for member in self.networks]
         pixels = tuple(torch.from_numpy(pixels).permute(2, 0, 1) for pixels, _ in inputs)
         return PreparedPicture(image, pixels, tuple(view for _, view in inputs))
@@ -141,16 +147,9 @@ class Classifier:
             return list(self.predict_all(image, level))
         return next(self.predict_all([image], level))
 
-    def predict_all(
-        self, images: Iterable[PictureSource], level: float | None = None, batch_size: int = 32
-    ) -> Iterator[Prediction]:
-        batch: list[PreparedPicture] = []
-        for image in images:
-            batch.append(self.prepare(image))
-            if len(batch) == batch_size:
-                yield from self.predict_batch(batch, level)
-                batch = []
-        if batch:
+    def predict_all(self, images: Iterable[PictureSource], level: float | None = None) -> Iterator[Prediction]:
+        prepared = map(self.prepare, images)
+        while batch := list(islice(prepared, BATCH)):
             yield from self.predict_batch(batch, level)
 
     def predict_batch(self, batch: Sequence[PreparedPicture], level: float | None) -> Iterator[Prediction]:
@@ -177,11 +176,16 @@ class Classifier:
         informed = self.calibration.informs(level)
         verdicts: list[Verdict | None] = []
         similarity_B, nearest_B = score_BP.max(1)
-        columns = (logits_BK.softmax(1), likeness_of(logits_BK), nearest_B, similarity_B, self._holds_source(score_BP))
-        for probability_K, likeness, nearest, similarity, source in zip(*(c.tolist() for c in columns), strict=True):
-            chosen = self.calibration.prediction_set(probability_K, level)
-            if source and not chosen:
-                chosen = [max(range(len(probability_K)), key=probability_K.__getitem__)]
+        probability_BK, holds_B = logits_BK.softmax(1), self._holds_source(score_BP)
+        # A picture that a prototype was cut from has its likeliest class at least.
+        size_B = self.calibration.prediction_sets(probability_BK, level).sum(1).maximum(holds_B.long())
+        most = int(size_B.max()) if len(size_B) else 0
+        likeliest_Bk = probability_BK.argsort(dim=1, descending=True, stable=True)[:, :most]
+        columns = (likeliest_Bk, size_B, likeness_of(logits_BK), nearest_B, similarity_B, holds_B)
+        for likeliest_k, size, likeness, nearest, similarity, source in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            chosen = likeliest_k[:size]
             verdicts.append(
                 Verdict(
                     level=level,
@@ -200,12 +204,9 @@ class Classifier:
 
     def _holds_source(self, score_BP: Tensor) -> Tensor:
         """Return whether each picture holds the very patch that some prototype is, and so cannot be unlike all."""
-        least_P = [
-            member.prototype_layer.similarity.of_distance(torch.full_like(score_BP[0, :1], SAME_PATCH)).expand(
-                len(member.prototype_layer.class_P)
-            )
-            for member in self.networks
-        ]
+        layers = [member.prototype_layer for member in self.networks]
+        same_P = [score_BP.new_full((len(layer.class_P),), SAME_PATCH) for layer in layers]
+        least_P = [layer.similarity.of_distance(own_p) for layer, own_p in zip(layers, same_P, strict=True)]
         return (score_BP >= torch.cat(least_P)).any(1)
 
 
@@ -222,7 +223,8 @@ def load(run: str | Path, device: str = "auto") -> Classifier:
     prototypes = read_prototypes(run)
     for number, (folder, network) in enumerate(zip(record.member_folders(), members, strict=True)):
         check_places(run / folder, network, [own for own in prototypes if own.member == number])
-    return Classifier(run, record.data.classes, members, prototypes, read_calibration(run))
+    calibration = read_calibration(run)
+    return Classifier(run, record.data.classes, members, prototypes, calibration, stated_range(record.config))
 
 
 def _load_network(run: Path, whole: RunRecord) -> ProtoPNet:

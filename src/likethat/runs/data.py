@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from likethat.data.dataset import IMAGES_OF, PARTS, DataSet, Sample, fingerprint
-from likethat.data.files import digest_file
-from likethat.data.formats import is_benchmark, open_dataset
+from likethat.data.formats import is_benchmark, open_by_config, stated_range
 from likethat.data.pictures import find_pictures
+from likethat.data.reading.pages import digest_picture, split_page
+from likethat.data.tables.rows import is_table
 from likethat.errors import UserError
 from likethat.runs import layout
 from likethat.runs.baseline import LoadedBaseline, load_baseline
@@ -82,16 +85,9 @@ def _check_new_to_all(members: Sequence[RunRecord], data: str | None, part: str)
 
 
 def _open(record: RunRecord, data: str | None) -> DataSet:
-    config = record.config
-    if data is None and not Path(record.data.root).is_dir():
-        raise UserError(f"The data is no longer at {record.data.root}; say where it is with --data DATA.")
-    return open_dataset(
-        data or record.data.root,
-        seed=config.train.seed,
-        full_images=config.data.full_images,
-        val_fraction=config.data.val_fraction,
-        test_fraction=config.data.test_fraction,
-    )
+    if data is None and not record.data.source.exists():
+        raise UserError(f"The data is no longer at {record.data.source}; say where it is with --data DATA.")
+    return open_by_config(data or record.data.source, record.config, strict=data is None)
 
 
 def with_labels_of(classes: tuple[str, ...], dataset: DataSet, skipped: Set[str] = frozenset()) -> DataSet:
@@ -108,27 +104,22 @@ def with_labels_of(classes: tuple[str, ...], dataset: DataSet, skipped: Set[str]
         kept = (sample for sample in samples if sample.path not in skipped)
         return tuple(replace(sample, label=number[dataset.classes[sample.label]]) for sample in kept)
 
-    return replace(
-        dataset,
-        classes=classes,
-        train=relabel(dataset.train),
-        val=relabel(dataset.val),
-        test=relabel(dataset.test),
-    )
+    parts: dict[str, Any] = {part: relabel(dataset.part(part)) for part in PARTS}
+    return replace(dataset, classes=classes, **parts)
 
 
 def is_training_data(classifier: Classifier | LoadedBaseline, dataset: DataSet) -> bool:
     """Return whether `dataset` holds the images the run was trained on, judged by the source of a prototype of each
     network; of a baseline, by all images."""
     if isinstance(classifier, LoadedBaseline):
-        hashes = {s.path: digest_file(dataset.root / s.path) for s in dataset.all_samples()}
+        hashes = {s.path: digest_picture(dataset.root / s.path) for s in dataset.all_samples()}
         return fingerprint(dataset, hashes) == layout.read_record(classifier.path).data.fingerprint
     firsts = {prototype.member: prototype for prototype in reversed(classifier.prototypes)}
     return any(_is_file(dataset.root / first.path, first.sha256) for first in firsts.values())
 
 
 def _is_file(path: Path, sha256: str) -> bool:
-    return path.is_file() and digest_file(path) == sha256
+    return split_page(path)[0].is_file() and digest_picture(path) == sha256
 
 
 def open_test_data(classifier: Classifier | LoadedBaseline, data: str | None) -> tuple[DataSet, str]:
@@ -144,17 +135,21 @@ def open_test_data(classifier: Classifier | LoadedBaseline, data: str | None) ->
 
 def open_out_of_distribution(classifier: Classifier, folder: str) -> DataSet:
     """Open pictures that show none of the run's classes, as the test part of a data set: all that a folder holds at
-    any depth, or, of CUB and Cars, the test images of the classes that the run does not know, cropped as it crops. Of
-    many a share is drawn, the same every time. Their labels mean nothing."""
+    any depth or a table lists, or, of CUB and Cars, the test images of the classes that the run does not know, cropped
+    as it crops. Of many a share is drawn, the same every time. Their labels mean nothing."""
     root, config = Path(folder).expanduser().resolve(), layout.read_record(classifier.path).config
-    if not root.is_dir():
-        raise UserError(f"There is no folder {folder}; name one with pictures of other things than the run's classes.")
+    if not root.is_dir() and not is_table(root):
+        raise UserError(
+            f"There is no folder and no table {folder}; name one with pictures of other things than the run's classes."
+        )
     if is_benchmark(root):
-        dataset = open_dataset(root, seed=config.train.seed, full_images=config.data.full_images)
+        dataset = open_by_config(root, config)
         root = dataset.root
         samples = [replace(s, label=0) for s in dataset.test if dataset.classes[s.label] not in classifier.classes]
     else:
-        samples = [Sample(Path(path).relative_to(root).as_posix(), 0) for path in find_pictures([str(root)])[0]]
+        pictures, _ = find_pictures([str(root)], config.data)
+        root = root if root.is_dir() else root.parent
+        samples = [Sample(os.path.relpath(path, root), 0, value_range=stated_range(config)) for path in pictures]
     if not samples:
         raise UserError(f"{folder} has no pictures of other things than the run's classes; name another folder.")
     generator = torch.Generator().manual_seed(seed_for(OUT_OF_DISTRIBUTION_SEED))

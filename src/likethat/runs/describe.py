@@ -21,7 +21,8 @@ def describe_run(run: Path) -> dict[str, Any]:
         "finished": layout.is_finished(run),
         "preset": record.config.preset,
         "backbone": " + ".join(layout.read_record(member).config.model.backbone for member in members),
-        "data": record.data.root,
+        "began_with": record.began_with,
+        "data": str(record.data.source),
         "kind": record.data.kind,
         "classes": list(record.data.classes),
         "images": record.data.counts,
@@ -61,6 +62,7 @@ def describe_run(run: Path) -> dict[str, Any]:
         description["test_projection"] = {when: projection[when]["accuracy"] for when in ("before", "after")}
     if record.kind == layout.BASELINE:
         del description["prototypes"]
+        description["as_long"] = record.as_long
     elif description["finished"]:
         description["source_images"] = len({prototype.sha256 for prototype in read_prototypes(run)})
     return description

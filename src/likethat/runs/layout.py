@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
@@ -33,6 +33,7 @@ CARD = "README.md"  # of a model that is given away, in place of the report
 # What `evaluate --interpretability` measured, by the part of the data that it was measured on.
 INTERPRETABILITY = {"test": "interpretability.json", "val": "interpretability-val.json"}
 IMAGES = "images.csv"  # every image: its part and class and, if it was held out, what the model takes it for
+NEAR_DUPLICATES = "near-duplicates.jpg"  # pictures of one part that look nearly like those of another
 CALIBRATION = "calibration.json"  # how validation images did, for promises about new ones
 ATTRIBUTED = "attribution.safetensors"  # where prototypes lie in their own pictures, by other methods than the paper's
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
@@ -54,6 +55,12 @@ class DataRecord:
     counts: dict[str, int]
     skipped: tuple[str, ...]  # bad files left out on request
     fingerprint: str  # of every file's path and content
+    table: str | None = None  # file that lists the images
+
+    @property
+    def source(self) -> Path:
+        """Return what is opened as the data set: the table, or else the folder."""
+        return Path(self.table or self.root)
 
 
 @dataclass(frozen=True)
@@ -66,13 +73,19 @@ class RunRecord:
     kind: str = PROTOPNET
     members: int = 0  # networks of a combined run, each a run folder of its own under members/
     automatic: tuple[str, ...] = ()  # options that were left to the run and have the values it chose
+    began_with: str = ""  # weights: timm's name of them, or a file's name and digest; empty where nobody knows
+    as_long: bool = False  # of a baseline: trained in all stages of its preset, as long as a ProtoPNet
 
     def write(self, run: Path) -> None:
-        head = {"format": FORMAT, "likethat": __version__, "kind": self.kind}
+        head: dict[str, Any] = {"format": FORMAT, "likethat": __version__, "kind": self.kind}
         if self.kind == COMBINED:
             head["members"] = self.members
         if self.automatic:
             head["automatic"] = list(self.automatic)
+        if self.began_with:
+            head["began_with"] = self.began_with
+        if self.as_long:
+            head["as_long"] = True
         document = {**head, "prototypes_of_class": self.prototypes_of_class, "data": asdict(self.data)}
         write_json(run / CONFIG, {**document, "config": self.config.to_dict()})
 
@@ -82,16 +95,9 @@ class RunRecord:
 
 
 # What config.json must have besides its format; the order is that of RunRecord.
-RECORD = {
-    "config": dict[str, Any],
-    "data": DataRecord,
-    "prototypes_of_class": tuple[int, ...],
-    "kind": str,
-    "members": int,
-    "automatic": tuple[str, ...],
-}
+RECORD = {**get_type_hints(RunRecord), "config": dict[str, Any]}
+WITHOUT = {"members": 0, "automatic": [], "began_with": "", "as_long": False}  # where it does not say
 MOST_PROTOTYPES, MOST_MEMBERS = 10_000_000, 1_000
-
 
 # What lines of metrics.jsonl must have that others rely on, by their stage.
 ACCURACY = {"accuracy": float}
@@ -105,7 +111,13 @@ STAGES: dict[str, dict[str, Any]] = {
     "test": {"images": int, "accuracy": float, "top5_accuracy": float},
     "combine": {"members": tuple[dict[str, Any], ...]},
 }
-OPTIONAL = {"seconds": float, "nonzero_negative": int}  # of any line
+# Of any line.
+OPTIONAL = {
+    "seconds": float,
+    "nonzero_negative": int,
+    "withdrawn": tuple[str, ...],
+    "new_patches": tuple[dict[str, Any], ...],
+}
 # And those of edits.jsonl.
 EDIT: dict[str, Any] = dict.fromkeys(("kind", "who", "when", "why", "run"), str) | {
     "prototypes": tuple[int, ...],
@@ -135,7 +147,7 @@ def read_config(run: Path) -> dict[str, Any]:
 def read_record(run: Path) -> RunRecord:
     document = read_config(run)
     try:
-        found = parse(RECORD, {"members": 0, "automatic": [], **document})
+        found = parse(RECORD, {**WITHOUT, **document})
         config = from_dict(parse({"preset": str, **dict.fromkeys(SECTIONS, dict[str, Any])}, found["config"], "config"))
         record = RunRecord(config, *(found[name] for name in RECORD if name != "config"))
         _check_record(record)

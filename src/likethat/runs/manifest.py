@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from likethat.data.files import digest_file
@@ -15,23 +14,16 @@ from likethat.runs.schema import read_document
 
 FORMAT = 1
 # Files that stay as they are once a run is made, and files that verbs make anew. A model card is its owner's to edit.
-FIXED = (layout.CONFIG, layout.MODEL, layout.PROTOTYPES, layout.METRICS, layout.EDITS, layout.PATH)
+FIXED = (
+    layout.CONFIG,
+    layout.MODEL,
+    layout.PROTOTYPES,
+    layout.METRICS,
+    layout.EDITS,
+    layout.PATH,
+    layout.NEAR_DUPLICATES,
+)
 LATER = (layout.CALIBRATION, layout.IMAGES, *layout.INTERPRETABILITY.values(), layout.REPORT, layout.ATTRIBUTED)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A run folder against its manifest."""
-
-    files: int
-    changed: tuple[str, ...]
-    missing: tuple[str, ...]
-    added: tuple[str, ...]
-
-    @property
-    def differences(self) -> list[str]:
-        kinds = (("changed", self.changed), ("missing", self.missing), ("added", self.added))
-        return [f"{name} ({kind})" for kind, names in kinds for name in names]
 
 
 def write_manifest(run: Path) -> None:
@@ -45,15 +37,15 @@ def update_manifest(run: Path, *names: str) -> None:
         _write(run, _read(run) | {name: _digest(run / name) for name in names})
 
 
-def compare_with_manifest(run: Path) -> Comparison | None:
-    """Return what is not as it was written; None where the run has no manifest."""
+def compare_with_manifest(run: Path) -> tuple[int, list[str]] | None:
+    """Return how many files the manifest has, and which are not as they were written; None of a run without one."""
     if not os.path.lexists(run / layout.MANIFEST):  # a link that leads nowhere is damage, not absence
         return None
     expected, found = _read(run), set(_files_of(run))
     there = [name for name in expected if name in found]
-    changed = tuple(name for name in there if _digest(run / name) != expected[name])
-    missing = tuple(name for name in expected if name not in found)
-    return Comparison(len(expected), changed, missing, tuple(sorted(found - expected.keys())))
+    changed = [f"{name} (changed)" for name in there if _digest(run / name) != expected[name]]
+    missing = [f"{name} (missing)" for name in expected if name not in found]
+    return len(expected), [*changed, *missing, *(f"{name} (added)" for name in sorted(found - expected.keys()))]
 
 
 def _read(run: Path) -> dict[str, str]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from likethat import __version__
 from likethat.runs import layout
-from likethat.runs.atomic_files import read_json, write_text
+from likethat.runs.atomic_files import write_text
 from likethat.runs.layout import RunRecord
+from likethat.runs.prototypes import read_prototypes
 
 MOST_CLASSES = 20  # listed by name
 MOST_WEAK = 5  # classes and confusions listed
@@ -20,15 +21,12 @@ def write_card(run: Path) -> None:
     """Write the model card from what the run folder tells; members of a combined run are described together."""
     record, metrics = layout.read_record(run), layout.read_metrics(run)
     steps = {line["stage"]: line for line in metrics}
+    tests = [line for line in metrics if line["stage"] == "test"]
     sections = [
         _head(run, record, steps.get("test")),
         _introduction(run.name, record),
         _data(record),
-        _accuracy(
-            [line for line in metrics if line["stage"] == "test"],
-            (run / layout.CALIBRATION).is_file(),
-            len(record.data.classes),
-        ),
+        _accuracy(tests, (run / layout.CALIBRATION).is_file(), len(record.data.classes)),
         _prototypes(run, record),
         _selection(run, record, metrics),
         _limits(record, steps.get("test")),
@@ -57,7 +55,7 @@ def _head(run: Path, record: RunRecord, test: dict[str, Any] | None) -> str:
     if test:
         result = {
             "task": {"type": "image-classification"},
-            "dataset": {"name": record.data.root, "type": record.data.kind, "split": "test"},
+            "dataset": {"name": str(record.data.source), "type": record.data.kind, "split": "test"},
             "metrics": [{"type": "accuracy", "value": test["accuracy"]}],
         }
         head["model-index"] = [{"name": run.name, "results": [result]}]
@@ -88,7 +86,7 @@ def _data(record: RunRecord) -> str:
     skipped = f" {len(data.skipped)} unreadable or duplicate files were left out." if data.skipped else ""
     return f"""## Data
 
-{_plain(data.root)} ({data.kind}): {counts} images.{skipped} Fingerprint of all files: `{data.fingerprint[:16]}`.
+{_plain(str(data.source))} ({data.kind}): {counts} images.{skipped} Fingerprint of all files: `{data.fingerprint[:16]}`.
 
 {len(data.classes)} classes: {shown}{more}."""
 
@@ -118,13 +116,9 @@ def _accuracy(tests: list[dict[str, Any]], calibrated: bool, classes: int) -> st
 def _prototypes(run: Path, record: RunRecord) -> str:
     counts = record.prototypes_of_class
     each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    entries = [
-        entry
-        for folder in record.member_folders()
-        for entry in read_json(run / folder / layout.PROTOTYPES)["prototypes"]
-    ]
-    sources = len({entry["sha256"] for entry in entries})
-    named = sum(1 for entry in entries if entry.get("name"))
+    prototypes = read_prototypes(run)
+    sources = len({prototype.sha256 for prototype in prototypes})
+    named = sum(bool(prototype.name) for prototype in prototypes)
     names = f" A person has named {named} of them." if named else ""
     return f"""## Prototypes
 
@@ -136,9 +130,10 @@ prototype is the patch it names."""
 
 def _selection(run: Path, record: RunRecord, metrics: list[dict[str, Any]]) -> str:
     config = record.config
+    weights = record.began_with or config.model.weights
     lines = [
         f"- Backbone {_backbones(run, record)}, pictures of {config.model.input_size[0]}x{config.model.input_size[1]}, "
-        f"preset `{config.preset}`, seed {config.train.seed}, weights {_plain(config.model.weights)}."
+        f"preset `{config.preset}`, seed {config.train.seed}, weights {_plain(weights)}."
     ]
     cycles = [line for line in metrics if line["stage"] == "last_layer"]
     if cycles:

@@ -49,11 +49,10 @@ def parse(kind: Any, value: Any, place: str = "it") -> Any:
     if dataclasses.is_dataclass(kind):
         return _parse_dataclass(kind, value, place)
     match typing.get_origin(kind), typing.get_args(kind):
-        case (origin, (inner, last)) if origin is tuple and last is Ellipsis:
-            entries = _expect(list, value, place, "a list")
-            return tuple(parse(inner, entry, f"{place}[{number}]") for number, entry in enumerate(entries))
         case (origin, inners) if origin is tuple:
             entries = _expect(list, value, place, "a list")
+            if inners[-1] is Ellipsis:
+                inners = inners[:1] * len(entries)
             if len(entries) != len(inners):
                 raise ValueError(f"{place} has {len(entries)} entries instead of {len(inners)}")
             return tuple(

@@ -10,7 +10,7 @@ from likethat.data.decode import Box
 from likethat.explaining.draw.page import MOST_ROWS
 from likethat.explaining.draw.pictures import Pictures, data_uri
 from likethat.explaining.draw.render import jpeg, shrink
-from likethat.explaining.explanation import Explanation, Options, explain_outputs
+from likethat.explaining.explanation import Explanation, Options, explain_batch
 from likethat.explaining.gallery import CROP_SIDE
 from likethat.explaining.hiding import colour_of_hidden
 from likethat.explaining.matches import Match
@@ -41,7 +41,7 @@ def explained(
     classifier: Classifier, outputs: Sequence[Output], prepared: PreparedPicture, name: str | None, options: Options
 ) -> Explanation:
     """Explain a picture, with the small copy that is kept in place of the one that came."""
-    (explanation,) = explain_outputs(classifier, outputs, [prepared], options, paths=[name])
+    (explanation,) = explain_batch(classifier, [prepared], options, paths=[name], outputs=outputs)
     return explanation.with_picture(prepared.image)
 
 

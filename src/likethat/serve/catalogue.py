@@ -16,8 +16,6 @@ from likethat.serve.problems import Refused
 
 ATLAS = "atlas"  # the folder in the run where `likethat atlas` leaves what it found
 FROM_ATLAS = ("purity", "val_purity", "mixed", "leads", "repeats")
-
-
 AtlasEntries = Mapping[int, dict[str, Any]]  # what `likethat atlas` found, by prototype
 
 
@@ -79,18 +77,14 @@ class Catalogue:
 
     def pictures_of(self, prototype: Prototype) -> dict[str, Any]:
         if prototype.id not in self._pictures:
-            self._pictures[prototype.id] = self._look_at(prototype)
+            _, size = read_jpeg(self.classifier.path, prototype.source)
+            self._pictures[prototype.id] = {
+                "crop": f"{self.address}/{prototype.id}/crop.jpg?v={self.version}",
+                "source": f"{self.address}/{prototype.id}/source.jpg?v={self.version}",
+                "source_size": list(size),
+                "source_box": list(in_shares(prototype.source_box, *size)),
+            }
         return self._pictures[prototype.id]
-
-    def _look_at(self, prototype: Prototype) -> dict[str, Any]:
-        _, size = read_jpeg(self.classifier.path, prototype.source)
-        crop, picture = (f"{self.address}/{prototype.id}/{kind}.jpg?v={self.version}" for kind in ("crop", "source"))
-        return {
-            "crop": crop,
-            "source": picture,
-            "source_size": list(size),
-            "source_box": list(in_shares(prototype.source_box, *size)),
-        }
 
     def neighbours(self, id: int) -> dict[str, Any]:
         """Return the nearest patches of one prototype, in training and validation pictures."""

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field
 
 from likethat.explaining.draw.render import jpeg
 from likethat.progress import Display
@@ -27,16 +29,27 @@ T = TypeVar("T")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,62}[A-Za-z0-9]")
 
 
-@dataclass(frozen=True)
-class Change:
+Number = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+class Change(BaseModel):
     """What somebody wants to be different."""
 
-    kind: str  # ban, merge, name, replace, undo or redo
-    prototypes: tuple[int, ...] = ()
-    text: str = ""  # the name
-    candidate: int = 0
-    who: str = ""
-    why: str = ""
+    kind: Literal["ban", "merge", "name", "replace", "undo", "redo"]
+    revision: Number = Field(description="that the client has seen")
+    prototypes: list[Number] = Field(default=[], max_length=1000)
+    text: str = Field("", max_length=1000)  # the name
+    candidate: Number = 0
+    who: str = Field("", max_length=1000)
+    why: str = Field("", max_length=10_000)
+
+    def check(self) -> None:
+        """Refuse a change of nothing, or by nobody."""
+        if self.kind not in ("undo", "redo"):
+            if not self.prototypes:
+                raise Refused(422, "No prototype was named; name the prototypes to correct.")
+            if not self.who.strip():
+                raise Refused(422, "Corrections are kept with a name; say who you are.")
 
 
 @dataclass(eq=False)
@@ -92,8 +105,8 @@ class Corrections:
             "prototypes": self.catalogue.entries,
         }
 
-    def change(self, change: Change, revision: int) -> dict[str, Any]:
-        editor = self._at(revision)
+    def change(self, change: Change) -> dict[str, Any]:
+        editor = self._at(change.revision)
         reasons: dict[str, Any] = {"why": change.why, "who": change.who}
         match change.kind:
             case "undo":

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from likethat.serve.corrections import Change
-from likethat.serve.problems import Refused
+from likethat.serve.corrections import Change, Number
 from likethat.serve.responses import AsciiJSONResponse
 from likethat.serve.server import Server
 
-Number = Annotated[int, Field(ge=0, le=10_000_000)]
 NO_STORE = {"Cache-Control": "no-store"}
-
-
-class ChangeRequest(BaseModel):
-    kind: Literal["ban", "merge", "name", "replace", "undo", "redo"]
-    revision: Number = Field(description="that the client has seen")
-    prototypes: list[Number] = Field(default=[], max_length=1000)
-    text: str = Field("", max_length=1000)
-    candidate: Number = 0
-    who: str = Field("", max_length=1000)
-    why: str = Field("", max_length=10_000)
-
-    def to_change(self) -> Change:
-        if self.kind not in ("undo", "redo"):
-            if not self.prototypes:
-                raise Refused(422, "No prototype was named; name the prototypes to correct.")
-            if not self.who.strip():
-                raise Refused(422, "Corrections are kept with a name; say who you are.")
-        return Change(self.kind, tuple(self.prototypes), self.text, self.candidate, self.who, self.why)
 
 
 class SaveRequest(BaseModel):
@@ -65,8 +45,9 @@ def edit_routes(server: Server) -> APIRouter:
         return AsciiJSONResponse(server.neighbours.work.to_dict(), 202)
 
     @router.post("/api/edit")
-    async def change(asked: ChangeRequest) -> AsciiJSONResponse:
-        return AsciiJSONResponse(await corrections.do(corrections.change, asked.to_change(), asked.revision))
+    async def change(asked: Change) -> AsciiJSONResponse:
+        asked.check()
+        return AsciiJSONResponse(await corrections.do(corrections.change, asked))
 
     @router.post("/api/edit/save")
     async def save(asked: SaveRequest) -> AsciiJSONResponse:

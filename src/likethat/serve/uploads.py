@@ -83,7 +83,8 @@ async def _read_form(request: Request, limits: Limits) -> list[Upload]:
 
 def prepare_upload(classifier: Classifier, upload: Upload, limits: Limits) -> PreparedPicture:
     """Prepare the picture for the networks, with a small copy in place of the full picture."""
-    image = read_image(upload.data, name=upload.name or "the picture", max_pixels=limits.pixels)
+    name, value_range = upload.name or "the picture", classifier.value_range
+    image = read_image(upload.data, name=name, value_range=value_range, max_pixels=limits.pixels)
     prepared = classifier.prepare(image)
     return replace(prepared, image=shrink(image, KEPT_SIDE))
 

@@ -16,6 +16,7 @@ from likethat.distributed import own_shard, world_size
 from likethat.runtime import send
 
 RADIUS = 24 / 112  # of a part around its place, where a picture goes from -1 to 1
+NOTHING = torch.empty(0)
 MARGIN = 1.0  # cells around those that show the same pixels in two views that must show the same, too
 
 
@@ -31,6 +32,7 @@ class Shown(NamedTuple):
     image_BV: Tensor  # their numbers
     same_BHW: Tensor  # cells of the map that show the same pixels as in the picture before
     part_BVmHW: Tensor  # cells that show the m-th part of the image
+    on_BVHW: Tensor = NOTHING  # cells that show the masked or boxed object of the image, where it is known
 
     def own(self, value_BDHW: Tensor) -> Tensor:
         """Return maps or pictures without that of the picture before."""
@@ -45,6 +47,7 @@ class FreshViews:
     config: AugmentConfig
     cells: Cells
     middle_Nm2: Tensor | None = None  # of the parts in each image, NaN where it does not show one
+    on_NHW: Tensor | None = None  # cells of each image that show its object
 
     @property
     def device(self) -> torch.device:
@@ -68,7 +71,8 @@ class FreshViews:
         middle_Bm2 = (
             torch.zeros(len(image_B), 0, 2, device=self.device) if self.middle_Nm2 is None else self.middle_Nm2[image_B]
         )
-        return [*self.images.raw_batch(index_B), image_B, middle_Bm2, noise_B3HW, *vars(views).values()]
+        on_BHW = torch.zeros(len(image_B), 0, 0, device=self.device) if self.on_NHW is None else self.on_NHW[image_B]
+        return [*self.images.raw_batch(index_B), image_B, middle_Bm2, on_BHW, noise_B3HW, *vars(views).values()]
 
     def _draw_noise(self, batch: int, size_hw: tuple[int, int], seed: int) -> Tensor:
         """Return noise for each picture, of a strength of its own; none at all where none is asked for."""
@@ -80,12 +84,12 @@ class FreshViews:
 
     def show(self, *gathered: Tensor) -> Shown:
         """Return the views of what was gathered."""
-        pixel_BHW3, label_B, image_B, middle_Bm2, noise_B3HW, *drawn = gathered
+        pixel_BHW3, label_B, image_B, middle_Bm2, on_BHW, noise_B3HW, *drawn = gathered
         views = Views(*drawn)
         x_B3HW = show(to_unit(pixel_BHW3.permute(0, 3, 1, 2)), views) + noise_B3HW
         same_BHW = same_pixels(views.piece_B4, self.cells, MARGIN)
         known = (of_shown(label_B, views), shown_shares(views), of_shown(image_B, views))
-        shown = Shown(x_B3HW, *known, same_BHW, self._parts(middle_Bm2, views))
+        shown = Shown(x_B3HW, *known, same_BHW, self._parts(middle_Bm2, views), self._objects(on_BHW, views))
         if world_size() == 1:
             return shown
         same_BHW[1] = False  # the picture before is no part of the slice
@@ -96,3 +100,16 @@ class FreshViews:
         away_BmHW2 = (looked_at(views, self.cells)[:, None] - middle_Bm2[:, :, None, None]).abs()
         near_BmHW, piece_B1HW = (away_BmHW2 <= RADIUS).all(-1), in_piece(views, self.cells)[:, None]
         return torch.stack([near_BmHW & ~piece_B1HW, near_BmHW.roll(1, 0) & piece_B1HW], 1)
+
+    def _objects(self, on_BHW: Tensor, views: Views) -> Tensor:
+        """Return which cells show the object of the image and of the one that a piece is of: B, V, H, W."""
+        if not on_BHW.numel():
+            return on_BHW[:, None].bool()
+        height, width = on_BHW.shape[1:]
+        x_BHW, y_BHW = looked_at(views, self.cells).unbind(-1)
+        inside_BHW = (x_BHW.abs() <= 1) & (y_BHW.abs() <= 1)
+        column_BHW = ((x_BHW + 1) / 2 * width).long().clamp(0, width - 1)
+        row_BHW = ((y_BHW + 1) / 2 * height).long().clamp(0, height - 1)
+        seen_BHW = on_BHW.flatten(1).gather(1, (row_BHW * width + column_BHW).flatten(1)).view_as(inside_BHW)
+        seen_BHW, piece_BHW = seen_BHW.bool() & inside_BHW, in_piece(views, self.cells)
+        return torch.stack([seen_BHW & ~piece_BHW, seen_BHW.roll(1, 0) & piece_BHW], 1)

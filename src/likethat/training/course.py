@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from likethat.config import Config
 from likethat.data.loaders import Images
 from likethat.distributed import any_process
@@ -30,6 +32,8 @@ class Course:
     display: Display
     stop: StopFlag
     observe: Observer | None = None
+    weight_N: Tensor | None = None  # how much each training image counts; None where all count alike
+    on_NHW: Tensor | None = None  # cells of each training image that prototypes may be taken from; None for all
 
     def check_stop(self) -> None:
         """Stop where any process was asked to: processes that train together stop together."""

@@ -30,6 +30,8 @@ def pictures_of(entry: PlanEntry, config: Config, train: int, val: int, classes:
     return {
         "parts": train,
         "choose": train + val,
+        "teach": 0,
+        "keep": val,
         "project": train + 2 * val,
         "last_layer": settings.last_layer_views * train + val,
     }[entry.stage]
@@ -65,7 +67,8 @@ class Forecast:
     def after_entry(self, position: int, seconds: float) -> None:
         """Learn from an entry of the plan that took so long from its beginning to its end."""
         entry = self.plan[position]
-        self.seconds_of_picture[entry.stage] = seconds / self._pictures(entry)
+        if pictures := self._pictures(entry):
+            self.seconds_of_picture[entry.stage] = seconds / pictures
         self._tell(position + 1, 0.0)
 
     def left(self, position: int, share: float = 0.0) -> float | None:
@@ -103,18 +106,16 @@ class Forecast:
             ways["--preset quick"] = replace(config, train=quick(config.model.backbone).train)
         for name in ("baseline_epochs", "views"):
             if (value := getattr(settings, name)) >= 4:
-                ways[f"--{name.replace('_', '-')} {value // 4}"] = replace(
-                    config, train=replace(settings, **{name: value // 4})
-                )
+                less = replace(settings, **{name: value // 4})
+                ways[f"--{name.replace('_', '-')} {value // 4}"] = replace(config, train=less)
         if max(settings.joint_epochs) >= 4:
             fewer = tuple(epochs // 4 for epochs in settings.joint_epochs)
             written = ",".join(map(str, fewer))
             ways[f"--joint-epochs {written}"] = replace(config, train=replace(settings, joint_epochs=fewer))
         smaller = (height * 5 // 7 // 32 * 32, width * 5 // 7 // 32 * 32)
         if min(smaller) >= 96:
-            ways[f"--input-size {smaller[0]}x{smaller[1]}"] = replace(
-                config, model=replace(config.model, input_size=smaller)
-            )
+            model = replace(config.model, input_size=smaller)
+            ways[f"--input-size {smaller[0]}x{smaller[1]}"] = replace(config, model=model)
         found = []
         for option, other in ways.items():
             plan = [entry for entry in make_plan(other.train) if entry.stage in {*stages, "parts", "choose"}]

@@ -20,21 +20,27 @@ TOLERANCE = 1e-5  # largest derivative of the mean cost
 
 @torch.no_grad()
 def fit_head(
-    baseline: BaselineClassifier, images: Images | FeatureMaps, smoothing: float, advance: Advance | None = None
+    baseline: BaselineClassifier,
+    images: Images | FeatureMaps,
+    smoothing: float,
+    weight_N: Tensor | None = None,
+    advance: Advance | None = None,
 ) -> None:
-    """Set the head to the one that classifies the pooled features of these images best."""
+    """Set the head to the one that classifies the pooled features of these images best, by how much each counts."""
     baseline.eval()
     pooled_NC = torch.zeros(len(images), baseline.backbone.channels, device=images.device)
     for index_B, feature_BCHW, _ in own_features_of(baseline.backbone, images, advance):
         pooled_NC[send(index_B, images.device)] = feature_BCHW.mean((2, 3))
-    weight_KC, bias_K = solve_head(gather_rows(pooled_NC), images.label_N, baseline.head.out_features, smoothing)
-    baseline.head.weight.copy_(weight_KC)
-    baseline.head.bias.copy_(bias_K)
-    broadcast_tensor(baseline.head.weight)
-    broadcast_tensor(baseline.head.bias)
+    data = (gather_rows(pooled_NC), images.label_N, baseline.head.out_features)
+    weight_KC, bias_K = solve_head(*data, smoothing, weight_N)
+    for parameter, value in ((baseline.head.weight, weight_KC), (baseline.head.bias, bias_K)):
+        parameter.copy_(value)
+        broadcast_tensor(parameter)
 
 
-def solve_head(feature_NC: Tensor, label_N: Tensor, classes: int, smoothing: float) -> tuple[Tensor, Tensor]:
+def solve_head(
+    feature_NC: Tensor, label_N: Tensor, classes: int, smoothing: float, weight_N: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the weights and biases with the least mean cross entropy with smoothed labels, weights decayed.
 
     Features are centred, and scaled together, so that the decay means the same on every backbone.
@@ -52,7 +58,9 @@ def solve_head(feature_NC: Tensor, label_N: Tensor, classes: int, smoothing: flo
     @torch.enable_grad()
     def cost() -> Tensor:
         solver.zero_grad()
-        entropy = F.cross_entropy(F.linear(centred_NC, weight_KC, bias_K), label_N, label_smoothing=smoothing)
+        logits_NK = F.linear(centred_NC, weight_KC, bias_K)
+        entropy_N = F.cross_entropy(logits_NK, label_N, label_smoothing=smoothing, reduction="none")
+        entropy = (entropy_N if weight_N is None else entropy_N * weight_N.to(entropy_N)).mean()
         loss = entropy + DECAY / 2 * weight_KC.square().sum()
         loss.backward()
         return loss

@@ -22,6 +22,7 @@ does clipping own-class weights at 0.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,6 +72,7 @@ def solve_last_layer(
     lam: float,
     ridge: float,
     own_positive: bool = False,
+    weight_N: Tensor | None = None,
     start_KP: Tensor | None = None,
     tol: float = 1e-5,
     max_iterations: int = 1000,
@@ -81,8 +83,9 @@ def solve_last_layer(
     Works in float64 for float64 scores, else in float32; scores of less precision are converted a block at
     a time, so that they may be larger than memory. Starts from `start_KP`, or from the own-class indicator.
     float32 can stop short where the mean of the scores is tens of times their spread: look at the residual.
+    `weight_N` says how much each image counts, 1 on average.
     """
-    problem = make_problem(score_NP, label_N, class_P, num_classes, lam, ridge, own_positive)
+    problem = make_problem(score_NP, label_N, class_P, num_classes, lam, ridge, own_positive, weight_N)
     start_KP = problem.own_KP if start_KP is None else start_KP
     if start_KP.shape != problem.own_KP.shape:
         raise UserError(f"start weights have shape {tuple(start_KP.shape)}; give {tuple(problem.own_KP.shape)}")
@@ -96,29 +99,21 @@ def solve_path(
     class_P: Tensor,
     num_classes: int,
     lams: Sequence[float],
-    *,
-    ridge: float,
-    own_positive: bool = False,
-    tol: float = 1e-5,
-    max_iterations: int = 1000,
+    **settings: Any,
 ) -> list[LastLayerSolution]:
-    """Return one solution for each lam in the order given, each starting from the one before it."""
+    """Return one solution for each lam in the order given, each starting from the one before it. `settings` are the
+    other arguments of `solve_last_layer`."""
     data = (score_NP, label_N, class_P, num_classes)
     path: list[LastLayerSolution] = []
     for lam in lams:
-        warm = path[-1].weight_KP if path else None
-        path.append(
-            solve_last_layer(
-                *data,
-                lam=lam,
-                ridge=ridge,
-                own_positive=own_positive,
-                start_KP=warm,
-                tol=tol,
-                max_iterations=max_iterations,
-            )
-        )
+        start_KP = path[-1].weight_KP if path else None
+        path.append(solve_last_layer(*data, lam=lam, start_KP=start_KP, **settings))
     return path
+
+
+def of_views(weight_N: Tensor | None, views: int) -> Tensor | None:
+    """Return the weights of all views of images: all images in one view, then in the next."""
+    return None if weight_N is None else weight_N.repeat(views)
 
 
 def objective(
@@ -130,38 +125,17 @@ def objective(
         return objective_of(problem, problem.at(weight_KP.to(problem.penalty_KP)))
 
 
-def kkt_residual(
-    weight_KP: Tensor,
-    score_NP: Tensor,
-    label_N: Tensor,
-    class_P: Tensor,
-    *,
-    lam: float,
-    ridge: float,
-    own_positive: bool = False,
-) -> float:
-    """Return the largest entry, in magnitude, of the smallest subgradient of the objective: 0 at the minimiser only.
-
-    With g the gradient of the smooth terms, an entry is g for own-class weights, g + lam sign(w) for other weights
-    that are not zero, and the excess of |g| over lam (0 if there is none) for those that are. With `own_positive` it
-    is min(g, 0) for own-class weights that are zero.
-    """
-    problem = make_problem(score_NP, label_N, class_P, len(weight_KP), lam, ridge, own_positive)
-    with exact_matmul(problem.penalty_KP.device.type):
-        return residual_of(problem, problem.at(weight_KP.to(problem.penalty_KP)))
-
-
 def _metric(problem: LastLayerProblem, point: Point) -> _Metric:
     count = len(problem.label_N)
     sums: list[Tensor] = []
     for rows, score_bP in problem.blocks():
         prob_bK = point.probabilities(rows, point.logits(rows, score_bP))
-        spread_Kb = (prob_bK * (1 - prob_bK) / count).T
+        spread_Kb = (problem.weighted(rows, prob_bK * (1 - prob_bK)) / count).T
         new = (
             spread_Kb.sum(1, keepdim=True),
             spread_Kb @ score_bP,
             spread_Kb @ score_bP.square(),
-            prob_bK.T @ prob_bK,
+            prob_bK.T @ problem.weighted(rows, prob_bK),
         )
         sums = [one + other for one, other in zip(sums, new, strict=True)] if sums else [*new]
     mass_K1, total_KP, square_KP, product_KK = sums
@@ -286,6 +260,7 @@ def _curvature(problem: LastLayerProblem, point: Point, new: Point) -> tuple[flo
         # log sum_k p_k exp(move_k - mean move): unlike a difference of two losses, free of cancellation.
         centred_bK = move_bK - (prob_bK * move_bK).sum(1, keepdim=True)
         share = len(score_bP) / len(problem.label_N)
-        rise += share * float(torch.log1p((prob_bK * torch.expm1(centred_bK)).sum(1)).mean())
-        size += share * float((prob_bK * centred_bK.abs()).sum(1).mean())
+        rise_b = torch.log1p((prob_bK * torch.expm1(centred_bK)).sum(1))
+        rise += share * float(problem.weighted(rows, rise_b).mean())
+        size += share * float(problem.weighted(rows, (prob_bK * centred_bK.abs()).sum(1)).mean())
     return rise, size

@@ -32,6 +32,7 @@ class LastLayerProblem:
     penalty_KP: Tensor  # lam, and 0 for own-class weights; in the precision and on the device of the arithmetic
     ridge: float
     own_positive: bool = False  # whether connections of prototypes to their own class must not be negative
+    weight_N: Tensor | None = None  # how much each image counts, 1 on average; None where all count alike
 
     @property
     def is_ready(self) -> bool:
@@ -45,6 +46,12 @@ class LastLayerProblem:
         for first in range(0, count, size):
             rows = slice(first, min(first + size, count))
             yield rows, self.score_NP[rows].to(self.penalty_KP)
+
+    def weighted(self, rows: slice, values: Tensor) -> Tensor:
+        """Return values of some images, first dimension, times how much each of these counts."""
+        if self.weight_N is None:
+            return values
+        return values * self.weight_N[rows].view(-1, *[1] * (values.ndim - 1))
 
     def proximal(self, weight_KP: Tensor, threshold_KP: Tensor) -> Tensor:
         """Return the allowed weights, soft-thresholded."""
@@ -92,6 +99,7 @@ def make_problem(
     lam: float,
     ridge: float,
     own_positive: bool = False,
+    weight_N: Tensor | None = None,
 ) -> LastLayerProblem:
     if score_NP.numel() == 0 or (*label_N.shape, *class_P.shape) != score_NP.shape:
         raise UserError(
@@ -107,7 +115,9 @@ def make_problem(
     device = label_N.device if score_NP.device.type == "cpu" else score_NP.device  # scores in a file are the CPU's
     label_N, class_P = (x.to(device, torch.int64) for x in (label_N, class_P))
     own_KP = class_P[None] == torch.arange(num_classes, device=device)[:, None]
-    problem = LastLayerProblem(score_NP.detach(), label_N, own_KP, (~own_KP).to(dtype) * lam, ridge, own_positive)
+    penalty_KP = (~own_KP).to(dtype) * lam
+    weight_N = None if weight_N is None else weight_N.to(penalty_KP)
+    problem = LastLayerProblem(score_NP.detach(), label_N, own_KP, penalty_KP, ridge, own_positive, weight_N)
     if not all(bool(score_bP.isfinite().all()) for _, score_bP in problem.blocks()):
         raise UserError("the similarity scores hold NaN or infinity; check the network that made them")
     return problem
@@ -127,7 +137,7 @@ def exact_matmul(device_type: str) -> Iterator[None]:
 
 def objective_of(problem: LastLayerProblem, point: Point) -> float:
     losses = [
-        F.cross_entropy(point.logits(rows, score_bP), problem.label_N[rows], reduction="none")
+        problem.weighted(rows, F.cross_entropy(point.logits(rows, score_bP), problem.label_N[rows], reduction="none"))
         for rows, score_bP in problem.blocks()
     ]
     loss_N, weight_KP = losses[0] if len(losses) == 1 else torch.cat(losses), point.weight_KP
@@ -147,7 +157,7 @@ def data_gradient_of(problem: LastLayerProblem, point: Point) -> Tensor:
     for number, (rows, score_bP) in enumerate(problem.blocks()):
         error_bK = point.probabilities(rows, point.logits(rows, score_bP)).clone()
         error_bK[torch.arange(len(error_bK)), problem.label_N[rows]] -= 1
-        product_KP = error_bK.T @ score_bP
+        product_KP = problem.weighted(rows, error_bK).T @ score_bP
         total_KP = total_KP + product_KP if number else product_KP
     return total_KP / len(problem.label_N)
 
@@ -159,6 +169,12 @@ def gradient_of(problem: LastLayerProblem, point: Point) -> Tensor:
 
 
 def residual_of(problem: LastLayerProblem, point: Point) -> float:
+    """Return the largest entry, in magnitude, of the smallest subgradient of the objective: 0 at the minimiser only.
+
+    With g the gradient of the smooth terms, an entry is g for own-class weights, g + lam sign(w) for other weights
+    that are not zero, and the excess of |g| over lam (0 if there is none) for those that are. With `own_positive` it
+    is min(g, 0) for own-class weights that are zero.
+    """
     gradient_KP, weight_KP = gradient_of(problem, point), point.weight_KP
     at_zero_KP = shrink(gradient_KP, problem.penalty_KP)
     if problem.own_positive:  # where a weight may only grow, a gradient above zero holds it at zero

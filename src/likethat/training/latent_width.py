@@ -78,10 +78,8 @@ def ranks_in_class(label_N: Tensor) -> Tensor:
     """Return the number of each image within its class, from 0."""
     order_N = label_N.argsort(stable=True)
     count_K = label_N.bincount()
-    rank_N = torch.empty_like(label_N)
-    rank_N[order_N] = (
-        torch.arange(len(label_N), device=label_N.device) - (count_K.cumsum(0) - count_K)[label_N[order_N]]
-    )
+    first_K, rank_N = count_K.cumsum(0) - count_K, torch.empty_like(label_N)
+    rank_N[order_N] = torch.arange(len(label_N), device=label_N.device) - first_K[label_N[order_N]]
     return rank_N
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from likethat.inference.passes import mixed_precision
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores
-from likethat.runtime import seed_for
+from likethat.models.prototypes import SIMILARITIES, Similarity
+from likethat.runtime import seed_for, tf32_convolutions
 from likethat.training import stages
 from likethat.training.batches import FreshViews, Shown
 from likethat.training.course import Course
@@ -28,6 +30,7 @@ from likethat.training.forecast import Forecast
 from likethat.training.losses import (
     Costs,
     CostsOf,
+    answer_costs,
     baseline_costs,
     locality_cost,
     own_similarities,
@@ -81,8 +84,9 @@ def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
             started, is_whole = time.monotonic(), state.batch == 0 and take_step is not None
             if entry.is_epoch:
                 take_step = take_step or make_step(state, entry.stage, course, epochs_to_come(plan, state.position))
-                train_one_epoch(take_step, entry, state, course, saver, forecast)
-                stages.end_epoch(state, entry, course, time.monotonic() - started)
+                with tf32_convolutions():  # where they are not in bf16; all that is no epoch is exact
+                    train_one_epoch(take_step, entry, state, course, saver, forecast)
+                    stages.end_epoch(state, entry, course, time.monotonic() - started)
             else:
                 stages.OTHER_STAGES[entry.stage](state, entry, course)
                 state.share()
@@ -112,7 +116,8 @@ def train_one_epoch(
         stages.begin_epoch(state, stage, course.train, course.config)
     set_mode(state.trained(stage), stage, len(course.train), settings)
     place = (settings.seed, SEED_NAMES.get(stage, stage), entry.epoch)
-    batches = training_batches(len(course.train), settings.batch_size, settings.views, seed_for(*place))
+    counts = (len(course.train), settings.batch_size, settings.views)
+    batches = training_batches(*counts, seed_for(*place), course.weight_N)
     if batches.shape[1] < world_size():
         raise UserError(
             f"A step has {batches.shape[1]} images for {world_size()} processes; start fewer, or pass a larger "
@@ -143,14 +148,16 @@ def make_step(state: RunState, stage: str, course: Course, epochs: int) -> TakeS
     augment = config.augment if stage == "joint" else replace(config.augment, cutmix=0.0)
     cells = state.backbone.cells
     middle_Nm2 = None if stage == "baseline" or state.parts is None else state.parts.middles(cells)
-    source = FreshViews(course.train, augment, cells, middle_Nm2)
+    on_NHW = course.on_NHW if config.train.on_mask and stage != "baseline" else None
+    source = FreshViews(course.train, augment, cells, middle_Nm2, on_NHW)
     tell, steps = course.display.line, epochs * steps_of_epoch(len(course.train), config.train) - state.batch
     compile = config.train.compile
     if compile is None:
         compile = compiling_pays(steps, source.device, stage, tell)
+    step = partial(gradient_step, similarity=SIMILARITIES[config.model.similarity])
     learns = learns_statistics(stage, len(course.train), config.train)
-    step = save_memory(gradient_step, state.backbone, config.train.batch_size, learns_statistics=learns)
-    return wrap_step(step, averaged, optimizer, source, tell, compile=compile)
+    saving = save_memory(step, state.backbone, config.train.batch_size, learns_statistics=learns)
+    return wrap_step(saving, averaged, optimizer, source, tell, compile=compile)
 
 
 def gradient_step(
@@ -159,6 +166,7 @@ def gradient_step(
     optimizer: torch.optim.Optimizer,
     loss_weight: float = 1.0,
     *,
+    similarity: Similarity | None = None,
     at_once: int | None = None,
 ) -> Costs:
     """Take one step down the costs of what is shown, and return them; one process of several weighs its loss.
@@ -168,7 +176,7 @@ def gradient_step(
     optimizer.zero_grad(set_to_none=True)
     found: Costs = {}
     for part, share in parts_of(shown, at_once):  # costs are means over pictures
-        with mixed_precision(part.x_B3HW.device):
+        with mixed_precision(part.x_B3HW.device, similarity):
             costs = costs_of(*part)
         weight = loss_weight * share
         loss = costs["loss"] if weight == 1 else costs["loss"] * weight
@@ -186,6 +194,10 @@ def batch_costs(state: RunState, stage: str, config: Config, *shown: Tensor) -> 
         assert state.baseline is not None
         logits_BK = state.baseline(batch.own(batch.x_B3HW))
         costs = baseline_costs(logits_BK, batch.label_BV[:, 0], settings)
+    elif isinstance(state.model, BaselineClassifier):
+        x_B3HW = batch.own(batch.x_B3HW)
+        logits_BK, teacher_logits_BK = state.model(x_B3HW), ask_teacher(state, stage, config, x_B3HW)
+        costs = answer_costs(logits_BK, batch.label_BV, batch.share_BV, settings, teacher_logits_BK)
     else:
         model = state.protopnet
         every_z_BDHW, own_KP = model.latent(batch.x_B3HW), model.own_KP
@@ -196,17 +208,25 @@ def batch_costs(state: RunState, stage: str, config: Config, *shown: Tensor) -> 
             with torch.autocast(z_BDHW.device.type, enabled=False):
                 score_BP = leave_source_out(output.score_BP, batch.image_BV, state.projection.image_P, own_KP)
             output = replace(output, logits_BK=logits_of_scores(score_BP, model.last_layer.weight))
-        teacher_logits_BK = None
-        if settings.distillation and state.baseline is not None:
-            with torch.no_grad():  # until joint training the teacher's backbone is the model's, and its word is enough
-                mirrors = stage == "joint" and config.augment.flip > 0
-                teacher_logits_BK = target_logits(state.baseline, batch.own(batch.x_B3HW), mirrors=mirrors)
+        teacher_logits_BK = ask_teacher(state, stage, config, batch.own(batch.x_B3HW))
         others = {}
         if settings.locality:
             others["locality"] = locality_cost(every_z_BDHW, batch.same_BHW)
-        if settings.place:
+        if settings.place or settings.on_mask:
             similarity_BVmHW = own_similarities(model, z_BDHW, batch.label_BV)
+        if settings.place:
             others["place"] = place_cost(similarity_BVmHW, batch.part_BVmHW)
+        if settings.on_mask:
+            others["on_mask"] = place_cost(similarity_BVmHW, batch.on_BVHW[:, :, None].expand_as(similarity_BVmHW))
         logits_BK = output.logits_BK
         costs = protopnet_costs(output, batch.label_BV, batch.share_BV, own_KP, settings, teacher_logits_BK, others)
     return {**costs, "accuracy": (logits_BK.argmax(1) == batch.label_BV[:, 0]).float().mean()}
+
+
+@torch.no_grad()
+def ask_teacher(state: RunState, stage: str, config: Config, x_B3HW: Tensor) -> Tensor | None:
+    """Return what the baseline makes of these pictures, if it is a part of the target. Until joint training its
+    backbone is the model's, and its word on the picture is enough; then it is asked about the mirror image, too."""
+    if not config.train.distillation or state.baseline is None:
+        return None
+    return target_logits(state.baseline, x_B3HW, mirrors=stage == "joint" and config.augment.flip > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -69,13 +69,22 @@ def place_cost(similarity_BVmHW: Tensor, part_BVmHW: Tensor) -> Tensor:
 
 
 def own_similarities(model: ProtoPNet, z_BDHW: Tensor, label_BV: Tensor) -> Tensor:
-    """Return the activation maps of the prototypes of some classes of each picture: B, V, m, H, W."""
+    """Return the activation maps of the prototypes of some classes of each picture: B, V, m, H, W. Where a class has
+    fewer than others, those that it lacks are alike everywhere."""
     layer = model.prototype_layer
-    patch_BDHW, vector_KmD = layer.patches(z_BDHW), layer.vectors().unflatten(0, (model.num_classes, -1))
+    patch_BDHW, vector_KmD = layer.patches(z_BDHW), by_class(layer.vectors(), model.prototypes_of_class)
     vector_BPD = vector_KmD[label_BV].flatten(1, 2)
     with torch.autocast(z_BDHW.device.type, enabled=False):
         product_BPHW = products(patch_BDHW, vector_BPD)
     return product_BPHW.unflatten(1, (label_BV.shape[1], -1))
+
+
+def by_class(vector_PD: Tensor, counts: Sequence[int]) -> Tensor:
+    """Return the vectors of every class, K, m, D, filled up with zeros; they lie class by class."""
+    if len(set(counts)) == 1:
+        return vector_PD.unflatten(0, (len(counts), -1))
+    most = max(counts)
+    return torch.stack([F.pad(own_mD, (0, 0, 0, most - len(own_mD))) for own_mD in vector_PD.split(list(counts))])
 
 
 def shared_entropy(logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, smoothing: float) -> Tensor:
@@ -88,6 +97,18 @@ def shared_entropy(logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, smooth
 def baseline_costs(logits_BK: Tensor, label_B: Tensor, config: TrainConfig) -> Costs:
     loss = F.cross_entropy(logits_BK, label_B, label_smoothing=config.label_smoothing)
     return {"cross_entropy": loss, "loss": loss}
+
+
+def answer_costs(
+    logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, config: TrainConfig, teacher_logits_BK: Tensor | None
+) -> Costs:
+    """Return the costs that are about the answers of a network, with or without prototypes."""
+    costs = {"cross_entropy": shared_entropy(logits_BK, label_BV, share_BV, config.label_smoothing)}
+    loss = costs["cross_entropy"]
+    if teacher_logits_BK is not None:
+        costs["distillation"] = distillation_cost(logits_BK, teacher_logits_BK)
+        loss = (1 - config.distillation) * loss + config.distillation * costs["distillation"]
+    return {**costs, "loss": loss}
 
 
 def protopnet_costs(
@@ -104,15 +125,10 @@ def protopnet_costs(
     The weight of each of the `others` is the option of its name.
     """
     own_BP = own_KP[label_BV[:, 0]]
-    costs = {
-        "cross_entropy": shared_entropy(output.logits_BK, label_BV, share_BV, config.label_smoothing),
-        "cluster": cluster_cost(output.min_distance_BP, own_BP),
-        "separation": separation_cost(output.min_distance_BP, own_BP),
-    }
-    entropy = costs["cross_entropy"]
-    if teacher_logits_BK is not None:
-        costs["distillation"] = distillation_cost(output.logits_BK, teacher_logits_BK)
-        entropy = (1 - config.distillation) * entropy + config.distillation * costs["distillation"]
+    costs = answer_costs(output.logits_BK, label_BV, share_BV, config, teacher_logits_BK)
+    entropy = costs.pop("loss")
+    costs["cluster"] = cluster_cost(output.min_distance_BP, own_BP)
+    costs["separation"] = separation_cost(output.min_distance_BP, own_BP)
     costs["loss"] = entropy + config.cluster * costs["cluster"] + config.separation * costs["separation"]
     for name, cost in (others or {}).items():
         costs["loss"] = costs["loss"] + getattr(config, name) * cost

@@ -41,8 +41,9 @@ class Parts:
 
 
 @torch.no_grad()
-def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int) -> Parts:
-    """Find `count` parts by what a backbone, in evaluation mode, makes of the images.
+def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, on_NHW: Tensor | None = None) -> Parts:
+    """Find `count` parts by what a backbone, in evaluation mode, makes of the images, in the cells of `on_NHW` alone
+    where it is given.
 
     A kind of patch is the better a part the more images show it, and the nearer to its peak in an image its patches
     lie: backgrounds are of many kinds, of which an image shows few, all over the place. Kinds are told apart several
@@ -63,7 +64,8 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int) -> 
         patch_BDHW = torch.einsum("bchw,dc->bdhw", feature_BCHW, weight_DC) + bias_D[:, None, None]
         patch_BDHW = F.normalize(patch_BDHW, dim=1)
         for start, centre_MD in enumerate(centre_AMD):
-            place_NAM[here_B, start], compact_NAM[here_B, start] = locate(patch_BDHW, centre_MD)
+            on_BHW = None if on_NHW is None else on_NHW.to(images.device)[here_B]
+            place_NAM[here_B, start], compact_NAM[here_B, start] = locate(patch_BDHW, centre_MD, on_BHW)
     place_NAM, compact_NAM = gather_rows(place_NAM), gather_rows(compact_NAM)
     best_Am = compact_NAM.mean(0).topk(count, dim=1)
     start = int(best_Am.values.sum(1).argmax())
@@ -71,8 +73,9 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int) -> 
     return Parts(place_NAM[:, start, best_m], compact_NAM[:, start, best_m] > 0)
 
 
-def locate(patch_BDHW: Tensor, centre_MD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each image and kind of patch where its peak is, and the share of its patches that lie near it.
+def locate(patch_BDHW: Tensor, centre_MD: Tensor, on_BHW: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return for each image and kind of patch where its peak is, and the share of its patches that lie near it; of
+    those in `on_BHW`, where not all count.
 
     Patches are of the kind whose centre is nearest. The peak is the patch that lies nearest to the centre compared
     with any other centre.
@@ -82,6 +85,9 @@ def locate(patch_BDHW: Tensor, centre_MD: Tensor) -> tuple[Tensor, Tensor]:
     best_BS2 = nearness_BSM.topk(min(2, len(centre_MD)), dim=2).values
     is_best_BSM = nearness_BSM == best_BS2[..., :1]
     lead_BSM = nearness_BSM - torch.where(is_best_BSM, best_BS2[..., -1:], best_BS2[..., :1])
+    if on_BHW is not None:
+        on_BS1 = on_BHW.flatten(1)[..., None]
+        is_best_BSM, lead_BSM = is_best_BSM & on_BS1, lead_BSM.masked_fill(~on_BS1, -torch.inf)
     peak_BM = lead_BSM.argmax(1)
     place_S = torch.arange(nearness_BSM.shape[1], device=peak_BM.device)
     away_BSM = torch.maximum(

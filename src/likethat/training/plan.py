@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from likethat.config import TrainConfig
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet
 
+# Stages of a ProtoPNet that its counterpart without prototypes has, by what they are there.
+COUNTERPARTS = {"baseline": "baseline", "choose": "teach", "warm": "warm", "joint": "joint", "last_layer": "keep"}
 WARM_UP_SHARE = 0.08  # of a stage, in which a learning rate with a cosine rises
 
 
@@ -45,6 +47,13 @@ def make_plan(config: TrainConfig) -> list[PlanEntry]:
     return plan
 
 
+def make_counterpart_plan(config: TrainConfig) -> list[PlanEntry]:
+    """Return the plan of a classifier that is trained as long as a ProtoPNet: the same epochs, and no prototypes. It is
+    its own teacher where prototypes are chosen, and is kept where a cycle ends."""
+    plan = make_plan(config)
+    return [replace(entry, stage=COUNTERPARTS[entry.stage]) for entry in plan if entry.stage in COUNTERPARTS]
+
+
 def epochs_of(stage: str, config: TrainConfig) -> int:
     """Return the epochs of a stage of gradient descent, over all cycles."""
     epochs = {"baseline": config.baseline_epochs, "warm": config.warm_epochs, "joint": sum(config.joint_epochs)}
@@ -67,7 +76,7 @@ def epochs_to_come(plan: list[PlanEntry], position: int) -> int:
 
 
 def start_stage(
-    model: ProtoPNet | None, baseline: BaselineClassifier | None, stage: str, config: TrainConfig
+    model: ProtoPNet | BaselineClassifier | None, baseline: BaselineClassifier | None, stage: str, config: TrainConfig
 ) -> torch.optim.Optimizer:
     """Freeze what the stage leaves alone and return the optimiser of the rest; the last layer is fixed in all."""
     if model is not None:
@@ -84,8 +93,9 @@ def start_stage(
         assert model is not None
         if stage == "joint":
             parts.append((model.backbone.parameters(), config.backbone_lr, decay))
-        parts.append((model.add_on.parameters(), config.add_on_lr, decay))
-        if not config.tie:
+        after_backbone = model.head if isinstance(model, BaselineClassifier) else model.add_on
+        parts.append((after_backbone.parameters(), config.add_on_lr, decay))
+        if isinstance(model, ProtoPNet) and not config.tie:
             parts.append(([model.prototype_layer.prototype_PDhw], config.prototype_lr, 0.0))
     groups = [group for part in parts for group in _groups(*part, spare_vectors=config.decoupled_decay)]
     for group in groups:

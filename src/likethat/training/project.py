@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.data.loaders import Images
@@ -18,6 +19,7 @@ from likethat.progress import Advance
 from likethat.runtime import send
 
 MOST_BYTES = 2**28  # of candidates in memory at a time
+FAR = 1e6  # added to the distance of patches that are off the object
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,14 @@ class Candidates:
         self.patch_Kmc = torch.full_like(self.distance_Kmc, -1, dtype=torch.long)
         self.nearest_KmcD = vector_PD.new_zeros(len(labels), most, most, vector_PD.shape[1])
 
-    def offer(self, label_B: Tensor, patch_BDHW: Tensor, number_BS: Tensor) -> None:
+    def offer(self, label_B: Tensor, patch_BDHW: Tensor, number_BS: Tensor, off_BS: Tensor | None = None) -> None:
         """Merge in the patches of some images, which come class by class; `number_BS` names each patch. The sort is
         stable, so patches offered earlier win ties."""
         rows = ClassRows(label_B - self.first, patch_BDHW.device)
         label_k, label_B = rows.label_k, rows.label_B
         distance_BmS = squared_distances(patch_BDHW, self.vector_KmD[label_B]).distances().flatten(2)
+        if off_BS is not None:
+            distance_BmS = distance_BmS + FAR * off_BS[:, None]
         distance_BmS = distance_BmS.masked_fill(~self.used_Km[label_B][..., None], float("inf"))
         # Of one image no more patches can stay than are kept of all.
         kept = self.distance_Kmc.shape[2]
@@ -120,8 +124,15 @@ class Candidates:
 
 
 @torch.no_grad()
-def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance: Advance | None = None) -> Projection:
-    """Project all prototypes in one pass over the unaugmented training images, in evaluation mode and fp32.
+def project(
+    model: ProtoPNet,
+    images: Images,
+    classes: tuple[str, ...],
+    advance: Advance | None = None,
+    on_NHW: Tensor | None = None,
+) -> Projection:
+    """Project all prototypes in one pass over the unaugmented training images, in evaluation mode and fp32. Patches off
+    the cells of `on_NHW` are taken only where no others are left.
 
     Within a class, the closest pair of prototype and patch is settled first, then the closest pair among the
     prototypes and patches still free, and so on. Ties go to the lower prototype, the earlier image, the earlier
@@ -131,7 +142,8 @@ def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance:
     model.eval()
     layer = model.prototype_layer
     patch_P, vector_PD = torch.zeros_like(layer.class_P), torch.zeros_like(layer.vectors())
-    for candidates in nearest_of_own_class(model, images, advance):
+    off_NS = None if on_NHW is None else off_object(on_NHW, layer.window)
+    for candidates in nearest_of_own_class(model, images, advance, off_NS):
         patch_P[candidates.number_p], vector_PD[candidates.number_p] = candidates.chosen()
     moved_P = (vector_PD - layer.vectors()).norm(dim=1)
     layer.unprojected_PDhw.copy_(layer.prototype_PDhw)
@@ -141,7 +153,15 @@ def project(model: ProtoPNet, images: Images, classes: tuple[str, ...], advance:
     return Projection(patch_P // (height * width), place_P // width, place_P % width, moved_P)
 
 
-def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | None = None) -> Iterator[Candidates]:
+def off_object(on_NHW: Tensor, window: tuple[int, int]) -> Tensor:
+    """Return which patches have more than half of their cells off the object: N x S."""
+    share_NHW = F.avg_pool2d(on_NHW.float()[:, None], window, stride=1)[:, 0]
+    return share_NHW.flatten(1) < 0.5
+
+
+def nearest_of_own_class(
+    model: ProtoPNet, images: Images, advance: Advance | None = None, off_NS: Tensor | None = None
+) -> Iterator[Candidates]:
     """Yield candidates class by class: a batch meets few classes, and not all candidates are in memory."""
     layer = model.prototype_layer
     label_N = images.label_N.cpu()
@@ -159,7 +179,8 @@ def nearest_of_own_class(model: ProtoPNet, images: Images, advance: Advance | No
             index_B = order_N[start : min(start + EVAL_BATCH, first + part.stop)]
             patch_BDHW = layer.patches(model.latent(images.batch(index_B)[0]))
             number_BS = send(index_B, images.device)[:, None] * len(place_S) + place_S
-            candidates.offer(label_N[index_B], patch_BDHW, number_BS)
+            off_BS = None if off_NS is None else send(off_NS[index_B.to(off_NS.device)], images.device)
+            candidates.offer(label_N[index_B], patch_BDHW, number_BS, off_BS)
             if advance:
                 advance(start + len(index_B), len(images))
         candidates.gather()

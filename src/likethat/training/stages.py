@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from likethat.config import AUTO_WIDTH, Config
 from likethat.data.loaders import Images
@@ -16,14 +17,15 @@ from likethat.inference.passes import classify_images, last_layer_images, measur
 from likethat.inference.score_cache import cached_scores
 from likethat.models.backbone import configured_backbone, place
 from likethat.models.baseline import BaselineClassifier
-from likethat.models.protopnet import set_latent_width
+from likethat.models.protopnet import ProtoPNet, set_latent_width
+from likethat.models.prototypes import SIMILARITIES
 from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state
 from likethat.runtime import seed_for
 from likethat.training.choose import embed_sources, start_from_baseline
 from likethat.training.course import Course
 from likethat.training.head import fit_head
-from likethat.training.last_layer import solve_last_layer
+from likethat.training.last_layer import of_views, solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
 from likethat.training.parts import find_parts
 from likethat.training.plan import PlanEntry, title_of
@@ -38,9 +40,9 @@ PIECED = (
 
 def begin_epoch(state: RunState, stage: str, train: Images, config: Config) -> None:
     """Let tied prototypes follow the network: each epoch starts with what it makes of their patches now."""
-    if config.train.tie and stage != "baseline":
+    if config.train.tie and stage != "baseline" and isinstance(state.model, ProtoPNet):
         assert state.projection is not None
-        with mixed_precision(train.device):
+        with mixed_precision(train.device, state.protopnet.prototype_layer.similarity):
             embed_sources(state.protopnet, train, state.projection)
 
 
@@ -53,7 +55,8 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float)
             f"The loss is not finite in {title}: lower the learning rates by a factor of 10 and train again into "
             "another --out; if it recurs, look at the data with `likethat data check`."
         )
-    with mixed_precision(val.device):  # followed, not relied on: what a model is chosen by is measured exactly
+    # Followed, not relied on: what a model is chosen by is measured exactly.
+    with mixed_precision(val.device, SIMILARITIES[course.config.model.similarity]):
         network = state.baseline if entry.stage == "baseline" else state.model
         assert network is not None
         logits_NK = classify_images(network, val)
@@ -82,10 +85,16 @@ def find_parts_of_images(state: RunState, entry: PlanEntry, course: Course) -> N
         backbone = state.backbone
     backbone, count = place(backbone, course.train.device).eval(), config.model.prototypes_per_class
     with display.task("parts of the pictures") as advance:
-        state.parts = find_parts(backbone, maps_if_they_fit(backbone, course.train, advance), count)
+        maps = maps_if_they_fit(backbone, course.train, advance)
+        state.parts = find_parts(backbone, maps, count, _cells_to_choose(course))
     shown_m = state.parts.shown_Nm.float().mean(0).tolist()
     state.metrics.append({**asdict(entry), "shown": shown_m, "seconds": time.monotonic() - started})
     display.line(f"{count} parts found, each in {min(shown_m):.0%} to {max(shown_m):.0%} of the training images")
+
+
+def _cells_to_choose(course: Course) -> Tensor | None:
+    """Return the cells that prototypes may be taken from, where not from all."""
+    return course.on_NHW if course.config.data.on_object else None
 
 
 def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None:
@@ -109,7 +118,7 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
 
 def _fit_head(baseline: BaselineClassifier, images: Images | FeatureMaps, course: Course) -> None:
     """Fit the baseline's head to what the frozen backbone makes of the training images."""
-    fit_head(baseline, images, course.config.train.label_smoothing)
+    fit_head(baseline, images, course.config.train.label_smoothing, course.weight_N)
     measured = measure(classify_images(baseline, course.val), course.val.label_N)
     course.display.line(f"baseline on the backbone as it is: validation accuracy {measured['accuracy']:.1%}")
 
@@ -131,7 +140,7 @@ def project_prototypes(state: RunState, entry: PlanEntry, course: Course) -> Non
     started = time.monotonic()
     before = measure(classify_images(model, val), val.label_N)
     with display.task("projection") as advance:
-        state.projection = project(model, course.train, course.classes, advance)
+        state.projection = project(model, course.train, course.classes, advance, _cells_to_choose(course))
     after = measure(classify_images(model, val), val.label_N)
     moved_P = state.projection.moved_P
     moved = {"mean": float(moved_P.mean()), "max": float(moved_P.max())}
@@ -164,6 +173,7 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
             lam=config.train.l1,
             ridge=config.train.ridge,
             own_positive=config.train.own_positive,
+            weight_N=of_views(course.weight_N, config.train.last_layer_views),
             start_KP=unsolved_KP,
         )
     with torch.no_grad():
@@ -179,8 +189,9 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
         "val": measured,
     }
     state.metrics.append({**record, "seconds": time.monotonic() - started})
-    if measured["accuracy"] >= state.best_accuracy:
-        state.best_accuracy = measured["accuracy"]
+    chosen_by = _accuracy_to_choose_by(model, course, measured["accuracy"])
+    if chosen_by >= state.best_accuracy:
+        state.best_accuracy = chosen_by
         state.best_model, state.best_projection = copy_state(model), state.projection
         state.best_unsolved_KP = unsolved_KP
     display.line(
@@ -189,9 +200,35 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
     )
 
 
+def _accuracy_to_choose_by(model: ProtoPNet, course: Course, accuracy: float) -> float:
+    """Return the validation accuracy, or its mean over the classes where they are to count alike."""
+    if not course.config.train.balance or not len(course.val):
+        return accuracy
+    guess_N, label_N = classify_images(model, course.val).argmax(1), course.val.label_N
+    return float(torch.stack([(guess_N == label_N)[label_N == k].float().mean() for k in label_N.unique()]).mean())
+
+
+def teach_itself(state: RunState, entry: PlanEntry, course: Course) -> None:
+    """Keep the classifier as it is now: its probabilities are part of what it learns from here on."""
+    state.make_teacher()
+    course.display.line("the baseline goes on, and is taught by what it says so far")
+
+
+def keep_classifier(state: RunState, entry: PlanEntry, course: Course) -> None:
+    """Keep the classifier if it validates best so far, as a ProtoPNet is kept after each cycle."""
+    assert isinstance(state.model, BaselineClassifier)
+    started = time.monotonic()
+    measured = measure(classify_images(state.model, course.val), course.val.label_N)
+    state.metrics.append({**asdict(entry), "val": measured, "seconds": time.monotonic() - started})
+    if measured["accuracy"] >= state.best_accuracy:
+        state.best_accuracy, state.best_model = measured["accuracy"], copy_state(state.model)
+
+
 OTHER_STAGES = {
     "parts": find_parts_of_images,
     "choose": choose_prototypes,
     "project": project_prototypes,
     "last_layer": optimise_last_layer,
+    "teach": teach_itself,
+    "keep": keep_classifier,
 }

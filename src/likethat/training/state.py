@@ -42,8 +42,8 @@ SAVE_EVERY = 20.0  # seconds between saves inside a stage; the end of a stage is
 class RunState:
     """What a checkpoint holds besides the configuration."""
 
-    model: ProtoPNet | None  # None where a baseline is all that is trained
-    baseline: BaselineClassifier | None = None  # shares the model's backbone until it becomes the frozen teacher
+    model: ProtoPNet | BaselineClassifier | None  # None where the baseline stage is all; no ProtoPNet: its counterpart
+    baseline: BaselineClassifier | None = None  # shares what it has with the model until it becomes the frozen teacher
     baseline_is_teacher: bool = False
     position: int = 0  # in the plan
     batch: int = 0  # done in the current epoch
@@ -60,8 +60,8 @@ class RunState:
 
     @property
     def protopnet(self) -> ProtoPNet:
-        """Return the model, in stages that train or change one."""
-        assert self.model is not None
+        """Return the model, in stages that train or change one with prototypes."""
+        assert isinstance(self.model, ProtoPNet)
         return self.model
 
     @property
@@ -93,7 +93,7 @@ class RunState:
 
     def share(self) -> None:
         """Go on with the model and the projection of the main process, in all processes."""
-        broadcast_model(self.protopnet)
+        broadcast_model(self.network)
         for found in (self.projection, self.parts):
             for value in vars(found).values() if found is not None else ():
                 broadcast_tensor(value)
@@ -107,6 +107,8 @@ class RunState:
 
     def own_part_of_baseline(self) -> nn.Module | None:
         """Return what of the baseline is not the model's."""
+        if self.baseline is self.model:
+            return None
         if self.baseline is None or self.model is None or self.baseline_is_teacher:
             return self.baseline
         return self.baseline.head
@@ -208,8 +210,9 @@ def _fill(state: RunState, tensors: dict[str, Tensor], document: dict[str, Any],
         setattr(state, name, document[name])
     if state.model is not None:
         saved_model = strip_prefix("model", tensors)
-        width = saved_model["prototype_layer.prototype_PDhw"].shape[1]  # the run may have chosen it
-        set_latent_width(state.model, width)
+        if isinstance(state.model, ProtoPNet):
+            width = saved_model["prototype_layer.prototype_PDhw"].shape[1]  # the run may have chosen it
+            set_latent_width(state.model, width)
         state.model.load_state_dict(saved_model)
     if state.baseline_is_teacher:
         state.make_teacher()

@@ -25,6 +25,7 @@ from likethat.runs.data import is_training_data, open_test_data, open_validation
 from likethat.runs.layout import RunRecord
 from likethat.runs.looks import count_looks
 from likethat.runs.manifest import write_manifest
+from likethat.runs.prototypes import read_own_prototypes
 from likethat.training.state import write_metrics
 from likethat.workflows.derived import write_combined, write_network
 from likethat.workflows.run_conclusion import conclude
@@ -85,7 +86,12 @@ def _check_alike(parts: Sequence[Part]) -> None:
                 if names
             ]
             raise UserError(f"Runs of different classes cannot be combined: {' and '.join(differences)}.")
-        cropped = {p.record.data.kind != "folder" and not p.record.config.data.full_images for p in (first, part)}
+        if len({p.record.config.data.value_range for p in (first, part)}) > 1:
+            raise UserError(
+                f"{first.path} and {part.path} were trained with different --value-range; combine runs that read "
+                "values alike."
+            )
+        cropped = {any(own.crop_to for own in read_own_prototypes(p.path, p.record)) for p in (first, part)}
         if len(cropped) > 1:
             raise UserError(
                 f"One of {first.path} and {part.path} was trained on whole pictures and the other on cropped ones; "

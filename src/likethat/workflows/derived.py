@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from likethat.config import ModelConfig
-from likethat.data.dataset import DataSet
+from likethat.data.dataset import DataSet, leave_out
+from likethat.data.formats import open_by_config
+from likethat.data.loaders import Images, image_weights
+from likethat.data.reading.pages import split_page
 from likethat.errors import UserError
 from likethat.explaining.gallery import source_names
 from likethat.inference.nearest import nearest_patches
@@ -25,8 +28,11 @@ from likethat.runs.atomic_files import copy_state, save_tensors, write_json
 from likethat.runs.classifier import Classifier, Prototype
 from likethat.runs.data import with_labels_of
 from likethat.runs.layout import RunRecord
+from likethat.training.last_layer import of_views
 from likethat.training.pruning.prune import CachedScores
 from likethat.workflows.run_setup import PreparedRun, make_record, prepare
+
+GONE = -1  # in place of the number of an image that was withdrawn
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,10 @@ def open_member(
         with display.task(f"scores of the {part} images") as advance:
             score_NP = cache_scores(network, scored, None, scratch / f"scores{number}{part}.f16", advance)
         unfair = source_P if part == "train" and record.config.train.tie else None
+        weight_N = image_weights(dataset.train, balance=record.config.train.balance) if part == "train" else None
+        weight_N = of_views(weight_N, len(scored) // max(1, len(images)))
         scores[part] = CachedScores(
-            score_NP, scored.label_N, class_P, network.num_classes, unfair, len(images), scratch
+            score_NP, scored.label_N, class_P, network.num_classes, unfair, len(images), scratch, weight_N
         )
     nearest_Pk = None
     if nearest is not None:
@@ -79,28 +87,52 @@ def open_member(
 
 
 def read_images(
-    classifier: Classifier, record: RunRecord, data: str | None, scratch: Path, display: Display
+    classifier: Classifier,
+    record: RunRecord,
+    data: str | None,
+    scratch: Path,
+    display: Display,
+    withdrawn: Set[str] = frozenset(),
 ) -> PreparedRun:
-    """Decode all images of a run, and make sure that they are the same as in training."""
-    root = Path(data or record.data.root)
-    if not root.is_dir():
-        raise UserError(f"The data is no longer at {root}; say where it is with --data DATA.")
-    prepared = prepare(root, scratch, record.config, classifier.device, display)
+    """Decode all images of a run but the withdrawn ones, and make sure that they are the same as in training."""
+    source, skipped = Path(data or record.data.source), set(record.data.skipped)
+    if not source.exists():
+        raise UserError(f"The data is no longer at {source}; say where it is with --data DATA.")
+    if withdrawn:
+        root = open_by_config(source, record.config).root
+        removed = {path for path in withdrawn if not split_page(root / path)[0].exists()}
+        skipped |= removed
+    prepared = prepare(source, scratch, record.config, classifier.device, display, begins=False, without=skipped)
     if make_record(prepared, []).data.fingerprint != record.data.fingerprint:
-        raise UserError(
-            f"The images under {root} are not those that {classifier.path} was trained on; restore them or name them "
-            "with --data."
-        )
+        if not withdrawn or not removed:
+            raise UserError(
+                f"The images of {source} are not those that {classifier.path} was trained on; restore them or name "
+                "them with --data."
+            )
+        display.line(f"note: {len(removed)} withdrawn pictures are gone already, so nothing tells whether others are")
+    prepared = _without(prepared, withdrawn)
     dataset = with_labels_of(classifier.classes, prepared.dataset)
     for part, images in prepared.images.items():
         images.label_N = torch.tensor([sample.label for sample in dataset.part(part)], device=classifier.device)
     return replace(prepared, dataset=dataset)
 
 
+def _without(prepared: PreparedRun, paths: Set[str]) -> PreparedRun:
+    if not paths:
+        return prepared
+    images = {}
+    for part, held in prepared.images.items():
+        kept = [number for number, sample in enumerate(prepared.dataset.part(part)) if sample.path not in paths]
+        keep_n = torch.tensor(kept, dtype=torch.long)
+        pixels = held.pixel_NHW3[keep_n.to(held.pixel_NHW3.device)]
+        images[part] = Images(pixels, held.label_N[keep_n.to(held.label_N.device)], held.device)
+    return replace(prepared, dataset=leave_out(prepared.dataset, paths), images=images)
+
+
 def source_images(prototypes: Sequence[Prototype], dataset: DataSet) -> list[int]:
-    """Return the numbers of the training images that prototypes were cut from."""
+    """Return the numbers of the training images that prototypes were cut from; GONE for those that were withdrawn."""
     number_of = {(sample.path, sample.box): image for image, sample in enumerate(dataset.train)}
-    return [number_of[prototype.path, prototype.crop_to] for prototype in prototypes]
+    return [number_of.get((prototype.path, prototype.crop_to), GONE) for prototype in prototypes]
 
 
 def rebuild(network: ProtoPNet, config: ModelConfig, layer: PrototypeLayer, weight_KP: Tensor) -> ProtoPNet:

@@ -113,6 +113,8 @@ def describe(classifier: Classifier) -> dict[str, Any]:
             "resize": "bilinear, antialiased",
             "channels": "RGB",
             "scale": 1 / 255,
+            # Values that become 0 and 255 first, of pictures of more than 8 bits; null: by the kind of the file.
+            "value_range": classifier.value_range,
             "mean": network.backbone.mean.flatten().tolist(),  # subtracted and divided by inside the model
             "std": network.backbone.std.flatten().tolist(),
         },
@@ -138,8 +140,7 @@ def describe(classifier: Classifier) -> dict[str, Any]:
 
 def real_pictures(classifier: Classifier, data: str | None) -> tuple[list[PreparedPicture], str]:
     """Return test images spread over the classes; where the data is gone, the pictures that prototypes come from."""
-    root = layout.read_record(classifier.path).data.root
-    if data is None and not Path(root).is_dir():
+    if data is None and not layout.read_record(classifier.path).data.source.exists():
         names = sorted({prototype.source for prototype in classifier.prototypes})[:CHECKED]
         # Mirrored, because on the very patch of a prototype the log similarity blows any rounding up.
         mirrored = [ImageOps.mirror(read_picture(classifier.path, name)) for name in names]

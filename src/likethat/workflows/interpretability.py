@@ -67,17 +67,13 @@ def evaluate_interpretability(
     else:
         dataset, name = open_test_data(classifier, data)
     samples = dataset.part(part)
-    out_of_distribution = None if ood is None else open_out_of_distribution(classifier, ood)
+    others = None if ood is None else open_out_of_distribution(classifier, ood)
     own = data is None or is_training_data(classifier, dataset)
     train = dataset.train if own else ()
     subject = Subject(classifier, dataset.root, samples, read_parts(dataset), name, train)
     metrics = [kind(subject) for kind in METRICS]
     logits_NK = sweep(subject, metrics, display)
-    other_MK = (
-        None
-        if out_of_distribution is None
-        else logits_of(classifier, out_of_distribution.root, out_of_distribution.test, display)
-    )
+    other_MK = None if others is None else logits_of(classifier, others.root, others.test, display)
     result = Interpretability(
         evaluate_logits(logits_NK, subject.label_N, classifier.classes, name),
         str(dataset.root),

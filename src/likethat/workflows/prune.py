@@ -23,18 +23,7 @@ from likethat.runs.atomic_files import whole_folder, write_text
 from likethat.runs.classifier import load
 from likethat.runs.looks import count_looks
 from likethat.training.last_layer import LastLayerSolution, solve_path
-from likethat.training.pruning.prune import (
-    NEAREST,
-    THRESHOLD,
-    PathPoint,
-    choose_point,
-    lambda_for_any,
-    largest_lambda,
-    own_neighbours,
-    path_lambdas,
-    prototypes_to_keep,
-    refit_last_layer,
-)
+from likethat.training.pruning import prune as rules
 from likethat.training.pruning.thin import Thinned, fewest_within_error, share_budget, thin
 from likethat.workflows.derived import Member, copy_history, open_member, write_combined, write_network
 from likethat.workflows.run_conclusion import conclude
@@ -57,8 +46,8 @@ def prune(
     run: str | Path,
     out: str | Path,
     *,
-    k: int = NEAREST,
-    threshold: int = THRESHOLD,
+    k: int = rules.NEAREST,
+    threshold: int = rules.THRESHOLD,
     keep_one: bool = False,
     budget: int | None = None,
     per_class: int | Literal["auto"] | None = None,
@@ -114,12 +103,13 @@ def _check_same_parts(members: Sequence[Member]) -> None:
 def _prune_by_rule(member: Member, threshold: int, keep_one: bool) -> Pruned:
     scores = member.scores["train"]
     assert member.nearest_Pk is not None
-    own_P = own_neighbours(member.nearest_Pk, scores.label_N, scores.class_P)
-    keep_p = prototypes_to_keep(own_P, scores.class_P, member.dataset.classes, threshold=threshold, keep_one=keep_one)
-    settings = member.record.config.train
-    return Pruned(
-        member, keep_p, refit_last_layer(scores.select(keep_p), member.weight_KP[:, keep_p], settings), settings
+    own_P = rules.own_neighbours(member.nearest_Pk, scores.label_N, scores.class_P)
+    keep_p = rules.prototypes_to_keep(
+        own_P, scores.class_P, member.dataset.classes, threshold=threshold, keep_one=keep_one
     )
+    settings = member.record.config.train
+    solution = rules.refit_last_layer(scores.select(keep_p), member.weight_KP[:, keep_p], settings)
+    return Pruned(member, keep_p, solution, settings)
 
 
 def _thin(member: Member, per_class: int | Literal["auto"], display: Display) -> Pruned:
@@ -139,7 +129,7 @@ def _thin_to_budget(members: Sequence[Member], budget: int, display: Display) ->
     counts = [len(member.prototypes) for member in members]
     pruned = []
     for member, target in zip(members, share_budget(budget, counts, len(members[0].dataset.classes)), strict=True):
-        settings = replace(member.record.config.train, l1=lambda_for_any(member.scores["train"]))
+        settings = replace(member.record.config.train, l1=rules.lambda_for_any(member.scores["train"]))
         last = _followed(member, settings, display, least=1, target=target)[-1]
         pruned.append(Pruned(member, last.keep_p, last.solution, settings))
     return pruned
@@ -160,12 +150,15 @@ def _prune_to_budget(members: Sequence[Member], budget: int, display: Display) -
     """Prune all members with one lambda, chosen on validation images."""
     settings = [member.record.config.train for member in members]
     train = [member.scores["train"].fair() for member in members]
-    lambdas = path_lambdas(max(map(largest_lambda, train, settings)))
+    lambdas = rules.path_lambdas(max(map(rules.largest_lambda, train, settings)))
     paths = []
     with display.task("path over lambda") as advance:
         for number, (scores, own) in enumerate(zip(train, settings, strict=True)):
             data = (scores.score_NP, scores.label_N, scores.class_P, scores.num_classes)
-            paths.append(solve_path(*data, lambdas, ridge=own.ridge, own_positive=own.own_positive))
+            solutions = solve_path(
+                *data, lambdas, ridge=own.ridge, own_positive=own.own_positive, weight_N=scores.weight_N
+            )
+            paths.append(solutions)
             advance(number + 1, len(members))
     steps = [
         [
@@ -175,9 +168,10 @@ def _prune_to_budget(members: Sequence[Member], budget: int, display: Display) -
         for lam, solutions in zip(lambdas, zip(*paths, strict=True), strict=True)
     ]
     path = [
-        PathPoint(lam, _connections(step), _measure(step)["accuracy"]) for lam, step in zip(lambdas, steps, strict=True)
+        rules.PathPoint(lam, _connections(step), _measure(step)["accuracy"])
+        for lam, step in zip(lambdas, steps, strict=True)
     ]
-    chosen = choose_point(path, budget)
+    chosen = rules.choose_point(path, budget)
     return steps[chosen], {"budget": budget, "chosen": chosen, "path": [asdict(point) for point in path]}
 
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from likethat.config import AUTO_WIDTH, Config
+from likethat.config import AUTO_WIDTH, Config, ModelConfig
 from likethat.data.cache import LoadedDataSet, load_dataset
-from likethat.data.dataset import DataSet, fingerprint
-from likethat.data.formats import open_dataset
+from likethat.data.dataset import DataSet, fingerprint, leave_out
+from likethat.data.formats import open_by_config
 from likethat.data.left_out import find_left_out
 from likethat.data.loaders import Images, hold
+from likethat.data.near_duplicates import NearDuplicate
 from likethat.distributed import barrier, is_main_process, world_size
 from likethat.errors import UserError
+from likethat.models.backbone import Backbone
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.layout import DataRecord, RunRecord
 from likethat.runtime import StopFlag, physical_memory
 
+AUTO = "auto"  # numbers of prototypes by the number of a class's images
 MEMORY_SHARE = 0.4  # of the machine's memory that decoded pictures may take; beyond it they stay on disk
 
 
@@ -33,6 +39,7 @@ class PreparedRun:
     images: dict[str, Images]
     sha256: Mapping[str, str]
     found: frozenset[str]  # every file of the data set, the bad ones that are left out included
+    near_duplicates: tuple[NearDuplicate, ...] = ()
 
 
 def open_out(out: Path, config: Config, kind: str, *, resume: bool, overwrite: bool) -> RunRecord | None:
@@ -79,6 +86,20 @@ def check_same_config(saved: RunRecord, asked: Config) -> None:
         )
 
 
+def baseline_to_read(config: Config, saved: RunRecord | None, out: Path) -> tuple[Config, str]:
+    """Return the configuration, and the baseline that the run is to begin with, if one was named. A run that goes on
+    has read it already, wherever it is now."""
+    if saved is not None and (out / layout.STATE).is_file():
+        return replace(config, train=saved.config.train), ""
+    return config, config.train.from_baseline
+
+
+def with_weights(record: RunRecord, backbone: Backbone, saved: RunRecord | None, out: Path) -> RunRecord:
+    """Return the record with the weights that the run begins with, or began with where it goes on."""
+    goes_on = saved is not None and (out / layout.STATE).is_file()
+    return replace(record, began_with=saved.began_with if saved and goes_on else backbone.began_with)
+
+
 def check_same_images(saved: RunRecord | None, now: RunRecord, run: Path) -> None:
     if saved is not None and saved.data.fingerprint != now.data.fingerprint:
         raise UserError(
@@ -88,16 +109,19 @@ def check_same_images(saved: RunRecord | None, now: RunRecord, run: Path) -> Non
 
 
 def prepare(
-    data: Path, out: Path, config: Config, device: torch.device, display: Display, stop: StopFlag | None = None
+    data: Path,
+    out: Path,
+    config: Config,
+    device: torch.device,
+    display: Display,
+    stop: StopFlag | None = None,
+    *,
+    begins: bool = True,
+    without: Set[str] = frozenset(),
 ) -> PreparedRun:
-    """Read, check and decode every image once; where there are problems, tell all of them and stop."""
-    dataset = open_dataset(
-        data,
-        seed=config.train.seed,
-        full_images=config.data.full_images,
-        val_fraction=config.data.val_fraction,
-        test_fraction=config.data.test_fraction,
-    )
+    """Read, check and decode every image once, but for those to do without; where there are problems, tell all of them
+    and stop. Of a run that `begins`, what is good to know of its images is told, too."""
+    dataset = leave_out(open_by_config(data, config), without)
     for note in find_left_out(dataset) if is_main_process() else ():
         display.line(f"note: {note}")
     barrier()  # so that no process takes what another one begins among the images for a class
@@ -117,12 +141,15 @@ def prepare(
             # Of several processes each decodes a share, and all use the file.
             cache_file=out / layout.PIXELS if too_large or world_size() > 1 else None,
             progress=go_on,
+            with_looks=begins,
         )
     _tell_problems(loaded, config.data.skip_bad, display)
+    for text in loaded.report.notes if begins else ():
+        display.line(f"note: {text}.")
     dataset = loaded.dataset
     images = {part: hold(pixels, dataset.part(part), device) for part, pixels in loaded.pixels.items()}
     found = frozenset(sample.path for sample in loaded.report.dataset.all_samples())
-    return PreparedRun(config, dataset, images, loaded.report.sha256, found)
+    return PreparedRun(config, dataset, images, loaded.report.sha256, found, loaded.report.near_duplicates)
 
 
 def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> None:
@@ -138,6 +165,30 @@ def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> N
         display.line(f"training without {len(report.bad_paths())} bad files")
 
 
+def prototypes_by_class(config: ModelConfig, dataset: DataSet) -> list[int]:
+    """Return how many prototypes each class gets: as many as all, or as the configuration says of some. By their size,
+    a class with a quarter of the images that the median class has gets half as many."""
+    most, asked = config.prototypes_per_class, config.prototypes_of.strip()
+    images = Counter(sample.label for sample in dataset.train)
+    if asked == AUTO:
+        middle = statistics.median(images.values())
+        return [max(1, min(most, round(most * math.sqrt(images[k] / middle)))) for k in range(len(dataset.classes))]
+    counts = dict.fromkeys(dataset.classes, most)
+    for entry in filter(None, asked.split(",")):
+        name, _, number = (text.strip() for text in entry.rpartition("="))
+        if name not in counts:
+            raise UserError(
+                f"--prototypes-of takes CLASS=N, and there is no class '{name or entry}'; look at its name."
+            )
+        if not number.isdecimal() or not 1 <= int(number) <= most:
+            raise UserError(
+                f"--prototypes-of gives {name} '{number}' prototypes; name a number from 1 to {most}, or raise "
+                "--prototypes-per-class."
+            )
+        counts[name] = int(number)
+    return list(counts.values())
+
+
 def make_record(prepared: PreparedRun, prototypes_of_class: list[int]) -> RunRecord:
     dataset = prepared.dataset
     skipped = sorted(prepared.found - {sample.path for sample in dataset.all_samples()})
@@ -148,5 +199,6 @@ def make_record(prepared: PreparedRun, prototypes_of_class: list[int]) -> RunRec
         counts={part: len(images) for part, images in prepared.images.items()},
         skipped=tuple(skipped),
         fingerprint=fingerprint(dataset, prepared.sha256),
+        table=None if dataset.table is None else str(dataset.table),
     )
     return RunRecord(prepared.config, data, tuple(prototypes_of_class))

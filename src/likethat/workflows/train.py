@@ -9,13 +9,16 @@ from typing import Any
 import torch
 
 from likethat.config import AUTO_WIDTH, Config, resolve
+from likethat.data.loaders import image_weights
 from likethat.distributed import barrier, is_main_process
+from likethat.errors import UserError
 from likethat.explaining.gallery import draw_prototypes, save_prototypes
 from likethat.inference.passes import classify_images, latents_of, logits_by, measure, own_batches_of
 from likethat.models.backbone import place
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, create_protopnet
 from likethat.progress import Display
+from likethat.report.near_duplicates import write_pairs
 from likethat.runs import layout
 from likethat.runs.atomic_files import save_tensors
 from likethat.runs.baseline import check_baseline, read_baseline
@@ -27,8 +30,19 @@ from likethat.training.course import Course
 from likethat.training.loop import fit
 from likethat.training.state import RunState
 from likethat.training.tensorboard import tensorboard_observer
+from likethat.workflows.objects import object_cells
 from likethat.workflows.run_conclusion import conclude
-from likethat.workflows.run_setup import PreparedRun, begin, check_same_images, make_record, open_out, prepare
+from likethat.workflows.run_setup import (
+    PreparedRun,
+    baseline_to_read,
+    begin,
+    check_same_images,
+    make_record,
+    open_out,
+    prepare,
+    prototypes_by_class,
+    with_weights,
+)
 
 COARSE = 7  # rows and columns of a map, below which boxes hold much besides the part
 
@@ -73,15 +87,12 @@ def _train(
     tensorboard: bool,
 ) -> Classifier:
     """Train into a folder that is held and may be written to; `saved` is the record of a run that goes on."""
-    if saved is not None and (out / layout.STATE).is_file():
-        config, source = replace(config, train=saved.config.train), ""  # read already, wherever it is now
-    else:
-        source = config.train.from_baseline
+    config, source = baseline_to_read(config, saved, out)
     if source:
         check_baseline(Path(source), config.model, display)
     with memory_shortage_told(), stop_on_signals() as stop:
         prepared = prepare(data, out, config, torch_device, display, stop)
-        record = make_record(prepared, [config.model.prototypes_per_class] * len(prepared.dataset.classes))
+        record = make_record(prepared, prototypes_by_class(config.model, prepared.dataset))
         check_same_images(saved, record, out)
         torch.manual_seed(seed_for(config.train.seed, "weights"))
         weights = "none" if config.train.from_baseline else config.model.weights
@@ -91,12 +102,23 @@ def _train(
             baseline = BaselineClassifier(model.backbone, len(record.data.classes)).to(torch_device)
             if source:
                 read_baseline(baseline, Path(source), record)
+        record = with_weights(record, model.backbone, saved, out)
         begin(out, record, saved)
         _describe(prepared, model, torch_device, display)
         train_images, val_images = prepared.images["train"], prepared.images["val"]
         observe = tensorboard_observer(out) if tensorboard and is_main_process() else None
         classes = prepared.dataset.classes
-        course = Course(train_images, val_images, classes, config, out, record.data.fingerprint, display, stop, observe)
+        weight_N = image_weights(prepared.dataset.train, balance=config.train.balance)
+        on_NHW, simple = None, (config.model.similarity, config.model.prototype_shape) == ("cosine", (1, 1))
+        if config.train.on_mask and (not simple or model.backbone.windows is not None):
+            raise UserError("--on-mask needs --similarity cosine, --prototype-shape 1,1 and no --windows.")
+        if config.data.on_object or config.train.on_mask:
+            with display.task("masks and boxes") as advance:
+                on_NHW = object_cells(prepared.dataset, model.backbone.cells, advance).to(torch_device)
+            shown = float(on_NHW.float().mean())
+            display.line(f"masks and boxes of objects fill {shown:.0%} of the training images")
+        told = (display, stop, observe, weight_N, on_NHW)
+        course = Course(train_images, val_images, classes, config, out, record.data.fingerprint, *told)
         state = fit(model, baseline, course)
         if config.model.latent_width == AUTO_WIDTH and is_main_process():
             with_chosen_width(record, model).write(out)
@@ -151,6 +173,7 @@ def finish(out: Path, model: ProtoPNet, state: RunState, prepared: PreparedRun, 
     sources = (dataset.train, dataset.root, prepared.sha256, dataset.classes)
     with display.task("pictures of prototypes") as advance:
         save_prototypes(out, draw_prototypes(out, model, state.best_projection, *sources, advance))
+    write_pairs(out / layout.NEAR_DUPLICATES, dataset, prepared.near_duplicates)
     classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)
     layout.drop_checkpoints(out)
     barrier()

@@ -13,10 +13,9 @@ from PIL import Image
 
 from likethat.data.dataset import DataSet, Sample
 from likethat.errors import UserError
-from likethat.explaining.box_proof import MOST_CHANGE, BoxProof
 from likethat.explaining.draw.render import read_picture
 from likethat.explaining.gallery import draw_prototypes
-from likethat.explaining.verify import FAILED, NOT_PROVEN, PROVEN, Finding, Verification, verify
+from likethat.explaining.verify import FAILED, MOST_CHANGE, NOT_PROVEN, PROVEN, BoxProof, Finding, Verification, verify
 from likethat.metrics.accuracy import logits_of
 from likethat.progress import Display
 from likethat.runs import layout
@@ -75,16 +74,15 @@ def _unless_refused(what: str, check: Callable[[], Finding]) -> Finding:
 
 def check_files(run: Path) -> Finding:
     """Compare every file with its digest, those of members too."""
-    compared = {}
+    count, different = 0, []
     for folder in (run, *sorted((run / layout.MEMBERS).glob("*"))):
-        if (found := compare_with_manifest(folder)) is None:
+        if (compared := compare_with_manifest(folder)) is None:
             why = f"{folder} has no {layout.MANIFEST}: it was made by an earlier version, or that file was removed"
             return Finding("files", NOT_PROVEN, why)
-        compared[folder] = found
-    different = [f"{folder / name}" for folder, found in compared.items() for name in found.differences]
+        count += compared[0]
+        different += [f"{folder / name}" for name in compared[1]]
     if different:
         return Finding("files", FAILED, f"not as they were written: {_listed(different)}")
-    count = sum(found.files for found in compared.values())
     why = f"{count} files have the digests they were written with; who forges files can forge these too"
     return Finding("files", PROVEN, why)
 
@@ -153,7 +151,7 @@ def _draw(classifier: Classifier, chosen: Sequence[Prototype], root: Path, scrat
     model = rebuild(network, config, some, torch.zeros(len(classifier.classes), len(chosen)).to(classifier.device))
     columns = [[p.row for p in chosen], [p.column for p in chosen], [p.moved for p in chosen]]
     projection = Projection(torch.arange(len(chosen)), *map(torch.tensor, columns))
-    samples = [Sample(prototype.path, prototype.label, prototype.crop_to) for prototype in chosen]
+    samples = [Sample(p.path, p.label, p.crop_to, value_range=classifier.value_range) for p in chosen]
     sha256 = {prototype.path: prototype.sha256 for prototype in chosen}
     return draw_prototypes(scratch, model, projection, samples, root, sha256, classifier.classes)
 

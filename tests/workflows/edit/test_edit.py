@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.last_layer import kkt_residual
 from helpers.runs import DEFAULT, PAPER, TINY, make_tiny_birds
 
 from likethat.cli.parser import main
@@ -24,7 +25,7 @@ from likethat.inference.source_image import leave_source_out
 from likethat.runs import layout
 from likethat.runs.classifier import load
 from likethat.runs.data import open_run_data
-from likethat.training.last_layer import kkt_residual, solve_last_layer
+from likethat.training.last_layer import solve_last_layer
 from likethat.workflows.edit.editor import Editor, open_editor
 
 ROGUE = "<script>alert('crown')</script> & \"red\" [/b]"

@@ -28,6 +28,7 @@ from likethat.workflows.reproduce.plan import Study, make_tasks, run_options
 from likethat.workflows.reproduce.study import reproduce
 
 BACKBONES = ("test_resnet", "test_efficientnet")
+AS_LONG = "baseline-as-long-as-default"
 # Those of the other tests' runs, less what a study sets itself.
 OPTIONS = [*TINY[4:], *"--baseline-epochs 2 --joint-epochs 1".split()]
 
@@ -35,6 +36,12 @@ OPTIONS = [*TINY[4:], *"--baseline-epochs 2 --joint-epochs 1".split()]
 def arguments(birds: Path, out: Path, backbones: tuple[str, ...] = BACKBONES, seeds: int = 2) -> list[str]:
     names = ["reproduce", str(birds), "--backbones", *backbones, "--weights", "none", "--seeds", str(seeds)]
     return [*names, "--out", str(out), *OPTIONS]
+
+
+def python_options() -> dict[str, Any]:
+    """The same for one seed, as Python takes them."""
+    own = {"latent_width": 16, "input_size": 64, "batch_size": 8, "prototypes_per_class": 3}
+    return {"weights": ("none",), "seeds": 1, "device": "cpu", **own, "baseline_epochs": 2, "joint_epochs": 1}
 
 
 def act_at(words: str, act: Callable[[subprocess.Popen[str]], object], command: list[str]) -> tuple[int, str]:
@@ -117,6 +124,10 @@ def test_every_figure_is_a_runs_own(study: Path) -> None:
             row = row_of(study, backbone, "default")
             assert row_of(study, backbone, "baseline")["test"]["by_seed"][seed] == baseline[-1]["accuracy"]
             assert row_of(study, backbone, "baseline")["validation"]["by_seed"][seed] == baseline[-2]["val"]["accuracy"]
+            as_long = lines_of(folder / AS_LONG)
+            assert [line["stage"] for line in as_long] == ["joint", "keep", "test"], "it goes on from that baseline"
+            assert row_of(study, backbone, AS_LONG)["test"]["by_seed"][seed] == as_long[-1]["accuracy"]
+            assert row_of(study, backbone, AS_LONG)["validation"]["by_seed"][seed] == as_long[-2]["val"]["accuracy"]
             project, last_layer, test_projection, test = ours[-4:]
             for figure, value in {
                 "validation_before_projection": project["before"]["accuracy"],
@@ -172,18 +183,22 @@ def test_means_and_deviations(study: Path) -> None:
 def test_markdown_and_picture_show_the_same(study: Path) -> None:
     text = (study / "table.md").read_text()
     picture = "".join(ElementTree.parse(study / "table.svg").getroot().itertext())
-    for backbone, model in [(b, m) for b in BACKBONES for m in ("baseline", "default")] + [("combined", "default")]:
+    models = ("baseline", AS_LONG, "default")
+    for backbone, model in [(b, m) for b in BACKBONES for m in models] + [("combined", "default")]:
         figure = row_of(study, backbone, model)["test"]
         assert f" {100 * figure['mean']:.1f} ± {100 * figure['sd']:.1f} |" in text
         assert f"{100 * figure['mean']:.1f}" in picture
         assert backbone in picture
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")]
+    assert rows[2:5] == ["baseline", "baseline, as long as default", "ProtoPNet, default"]
+    assert "baseline, as long as default" in picture
     assert "Not complete" not in text
     assert "so far" not in text
 
 
 def test_wall_times_are_told(study: Path) -> None:
     seconds = document(study)["seconds"]
-    assert len(seconds) == 1 + 14
+    assert len(seconds) == 1 + 2 * (2 * 4 + 1)
     assert all(value > 0 for value in seconds.values())
     assert seconds["study"] >= max(seconds.values())
 
@@ -231,7 +246,7 @@ def test_a_failure_is_told_and_loses_nothing_else(study: Path, birds: Path, tmp_
     assert "seed0/test_vit/baseline failed: The weights" in done.stderr
     failures = document(tmp_path / "moved")["failures"]
     assert set(failures) == {
-        *(f"seed0/test_vit/{name}" for name in ("baseline", "default", "default-pruned")),
+        *(f"seed0/test_vit/{name}" for name in ("baseline", AS_LONG, "default", "default-pruned")),
         f"seed0/{'+'.join(BACKBONES)}+test_vit/default",
     }
     assert "`seed0/test_vit/baseline`: The weights" in done.stdout
@@ -239,6 +254,31 @@ def test_a_failure_is_told_and_loses_nothing_else(study: Path, birds: Path, tmp_
     assert kept["by_seed"]["0"] == row_of(study, "test_resnet", "default")["test"]["by_seed"]["0"]
     assert kept["sd"] is None
     assert "test" not in row_of(tmp_path / "moved", "combined", "default")
+
+
+def test_explanations_are_measured_on_request(study: Path, birds: Path, tmp_path: Path) -> None:
+    """A study that is finished but for that, in a place of its own; the table says what the run's own file says."""
+    moved = tmp_path / "moved"
+    shutil.copytree(study, moved)
+    command = [*arguments(birds, moved, ("test_resnet",), seeds=1), "--interpretability", "val"]
+    done = likethat(*command)
+    assert [line.split()[0] for line in done.stderr.splitlines() if line.endswith(" ...")] == [
+        "seed0/test_resnet/default-interpretability"
+    ]
+    run = moved / "seed0" / "test_resnet" / "default"
+    measured = json.loads((run / "interpretability-val.json").read_text())
+    value_of = {figure["name"]: figure["value"] for figure in measured["figures"]}
+    row = row_of(moved, "test_resnet", "default")
+    assert row["consistency"]["by_seed"] == {"0": value_of["consistency"]}
+    assert f"| consistency | {100 * value_of['consistency']:.1f} |" in done.stdout
+    needed = "prototypes for nine tenths of the points"
+    assert f"| {needed} | {value_of[needed]:.1f} |" in done.stdout
+    assert "| explanations, validation images | test_resnet, ProtoPNet, default |" in done.stdout
+    assert document(moved)["complete"]
+    (run / "interpretability-val.json").unlink()
+    told = reproduce(birds, ("test_resnet",), moved, **python_options(), interpretability="")
+    assert told["complete"], "nobody asked for what is missing"
+    assert "consistency" not in row_of(moved, "test_resnet", "default")
 
 
 @pytest.mark.parametrize(
@@ -257,11 +297,9 @@ def test_a_failure_is_told_and_loses_nothing_else(study: Path, birds: Path, tmp_
 )
 def test_mistakes_are_told_before_anything_runs(study: Path, birds: Path, options: dict[str, Any], words: str) -> None:
     before = (study / "table.json").read_text()
-    given: dict[str, Any] = {"backbones": BACKBONES, "weights": ("none",), "seeds": 2, **options}
-    own = {"latent_width": 16, "input_size": 64, "batch_size": 8, "prototypes_per_class": 3}
-    own |= {"baseline_epochs": 2, "joint_epochs": 1}
+    given: dict[str, Any] = {**python_options(), "backbones": BACKBONES, "seeds": 2, **options}
     with pytest.raises(UserError, match=words):
-        reproduce(birds, out=study, device="cpu", **{**own, **given})
+        reproduce(birds, out=study, **given)
     assert (study / "table.json").read_text() == before
 
 
@@ -275,6 +313,8 @@ def plan(**changes: Any) -> Study:
         "seeds": (0, 1, 2),
         "presets": ("paper", "default"),
         "views": (False, True),
+        "as_long": True,
+        "interpretability": "",
         "device": "cuda",
         "config_file": None,
         "options": {},
@@ -285,8 +325,8 @@ def plan(**changes: Any) -> Study:
 
 def test_cropped_and_full_images_are_runs_of_their_own() -> None:
     tasks = {task.name: task for task in make_tasks(plan())}
-    # Of each view and seed: two backbones with a baseline and two presets, each pruned, and two combined.
-    assert len(tasks) == 2 * 3 * (2 * (1 + 2 * 2) + 2)
+    # Of each view and seed: two backbones with three baselines and two presets, each pruned, and two combined.
+    assert len(tasks) == 2 * 3 * (2 * (3 + 2 * 2) + 2)
     for name, task in tasks.items():
         trains = task.arguments[0] in ("train", "baseline")
         assert ("--full-images" in task.arguments) == (trains and name.startswith("full/"))
@@ -295,6 +335,19 @@ def test_cropped_and_full_images_are_runs_of_their_own() -> None:
     assert res[res.index("--weights") + 1] == "res.safetensors"
     assert res[res.index("--from-baseline") + 1] == "/out/full/seed2/resnet34/baseline"
     assert res[res.index("--seed") + 1] == "2"
+
+
+def test_a_baseline_is_trained_as_long_as_each_preset_that_trains() -> None:
+    tasks = {task.name: task for task in make_tasks(plan(presets=("quick", "paper", "default"), weights=()))}
+    assert "seed0/vgg19/baseline-as-long-as-quick" not in tasks
+    for preset, needs in (("paper", ()), ("default", ("seed0/vgg19/baseline",))):
+        task = tasks[f"seed0/vgg19/baseline-as-long-as-{preset}"]
+        assert task.arguments[0] == "baseline"
+        assert "--as-long" in task.arguments
+        assert task.arguments[task.arguments.index("--preset") + 1] == preset
+        assert "--weights" not in task.arguments  # so that each preset has its own
+        assert task.needs == needs
+    assert not any("as-long" in task.name for task in make_tasks(plan(as_long=False)))
 
 
 def test_options_reach_the_stages_that_a_preset_has() -> None:

@@ -9,7 +9,7 @@ from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display
 from likethat.errors import UserError
 
 if TYPE_CHECKING:
-    from likethat.explaining.certificate import Certificate, ClassVerdict, ImageCertificate, Theorem
+    from likethat.explaining.certificate import Certificate, ClassVerdict, ImageCertificate
 
 
 def certify(args: argparse.Namespace) -> int:
@@ -64,24 +64,13 @@ def _summary(values: list[float]) -> dict[str, float] | None:
 
 
 def _image(image: ImageCertificate, classes: tuple[str, ...]) -> dict[str, Any]:
+    theorem = image.theorem
     return {
         "path": image.path,
         "class": classes[image.label],
-        "theorem": _theorem(image.theorem) if image.theorem else None,
+        "theorem": {**vars(theorem), "covered": theorem.covered, "certified": theorem.certified} if theorem else None,
         "run": _verdict(image.run, classes),
         "a4": _verdict(image.a4, classes),
-    }
-
-
-def _theorem(theorem: Theorem) -> dict[str, Any]:
-    return {
-        "nearest_kept": theorem.nearest_kept,
-        "delta": theorem.delta,
-        "delta_max": theorem.delta_max,
-        "margin": theorem.margin,
-        "correct": theorem.correct,
-        "covered": theorem.covered,
-        "certified": theorem.certified,
     }
 
 

@@ -16,30 +16,45 @@ if TYPE_CHECKING:
 
 
 def edit(args: argparse.Namespace) -> int:
-    """Ban, merge, name or replace prototypes, solve the last layer again and write a new run."""
+    """Ban, merge, name or replace prototypes, or withdraw pictures; solve the last layer again and write the run."""
     from likethat.cli.tables import print_candidates, print_edits
-    from likethat.workflows.edit.editor import check_out, open_editor
+    from likethat.workflows.edit.editor import open_editor
+    from likethat.workflows.edit.place import check_out
+    from likethat.workflows.edit.withdraw import open_without, what_remains
 
     if args.candidates is not None:
-        if args.edits or args.out is not None:
+        if args.edits or args.without or args.out is not None:
             raise UserError("--candidates only lists patches; edit with another command.")
         with open_editor(args.run, args.data, args.device, display_of(args)) as editor:
             found = describe_candidates(editor, args.candidates)
         answer(args, {"prototype": args.candidates, "candidates": found}, lambda: print_candidates(found))
         return DONE
-    if not args.edits:
-        raise UserError("Nothing to edit was named; pass --ban, --merge, --name or --replace.")
-    if args.out is None:
+    if not args.edits and not args.without:
+        raise UserError("Nothing to edit was named; pass --ban, --merge, --name, --replace or --without.")
+    if args.out is None and args.edits:
         raise UserError("The corrected model becomes a run of its own; say where with --out RUN.")
-    check_out(args.run, args.out, overwrite=args.overwrite)
-    with open_editor(args.run, args.data, args.device, display_of(args)) as editor:
+    out = args.out or args.run  # what is withdrawn leaves the run itself
+    if args.out is not None:
+        check_out(args.run, args.out, overwrite=args.overwrite)
+    opened = (args.data, args.device, display_of(args))
+    reasons = {"why": args.why, "who": args.who}
+    notes = what_remains(args.run, out) if args.without else []
+    with (
+        open_without(args.run, args.without, *opened, **reasons) if args.without else open_editor(args.run, *opened)
+    ) as editor:
         # Candidates are those that --candidates lists, whatever edits come before.
         chosen = [choose(editor, values) if kind == "replace" else None for kind, values in args.edits]
         for (kind, values), candidate in zip(args.edits, chosen, strict=True):
-            apply(editor, kind, values, candidate, why=args.why, who=args.who)
+            apply(editor, kind, values, candidate, **reasons)
         edits = editor.history
-        saved = editor.save(args.out, overwrite=args.overwrite, display=display_of(args))
-    answer(args, saved, lambda: print_edits(edits, saved, args.out))
+        saved = editor.save(out, overwrite=args.overwrite, display=display_of(args))
+
+    def show() -> None:
+        print_edits(edits, saved, out)
+        for note in notes:
+            print(note)
+
+    answer(args, {**saved, "notes": notes} if notes else saved, show)
     return DONE
 
 
@@ -112,6 +127,10 @@ def add(verbs: Any) -> None:
     verb.add_argument("--name", nargs=2, metavar=("P", "TEXT"), help="prototype and its new name", **edits)
     text = "put another patch of the class in its place: the first candidate, or the one of that number"
     verb.add_argument("--replace", nargs="+", metavar=("P", "CANDIDATE"), help=text, **edits)
+    text = (
+        "pictures or folders to withdraw from the run itself, or into --out: their pixels go, and prototypes cut from"
+    )
+    verb.add_argument("--without", nargs="+", default=[], metavar="PATH", help=f"{text} them are replaced")
     verb.add_argument("--candidates", type=int, metavar="P", help="only list the patches that could replace P")
     verb.add_argument("--why", default="", metavar="TEXT", help="reason, which the run's history keeps")
     verb.add_argument("--who", metavar="NAME", help="who edits (default: the user's name)")

@@ -14,21 +14,28 @@ from likethat.errors import UserError
 def evaluate(args: argparse.Namespace) -> int:
     """Measure the accuracy of a run on its test images or on other data and, on request, its explanations."""
     if args.interpretability:
-        if args.csv:
-            raise UserError("--csv lists what the model takes images for; leave out --interpretability.")
+        if args.csv or args.confusions:
+            raise UserError("--csv and --confusions tell what images are taken for; leave out --interpretability.")
         return _interpretability(args)
     if args.part != "test":
         raise UserError("--part is a matter of --interpretability; add that, or leave out --part.")
     if args.ood:
         raise UserError("Other pictures are a matter of --interpretability; add that, or leave out --ood.")
     from likethat.cli.tables import print_evaluation
+    from likethat.runs.classifier import Classifier
     from likethat.runs.data import load_run
     from likethat.runs.judged import write_judged
+    from likethat.workflows.confusions import write_confusion_page
     from likethat.workflows.evaluate import evaluate_run
 
-    evaluation, judged = evaluate_run(load_run(args.run, args.device), args.data, display_of(args))
+    model = load_run(args.run, args.device)
+    if args.confusions and not isinstance(model, Classifier):
+        raise UserError(f"{args.run} is a baseline and has no sheets to show; leave out --confusions.")
+    evaluation, judged = evaluate_run(model, args.data, display_of(args))
     if args.csv and is_main_process():
         write_judged(args.csv, judged)
+    if args.confusions and is_main_process() and isinstance(model, Classifier):
+        write_confusion_page(args.confusions, model, args.data, evaluation, judged, display_of(args))
     answer(args, evaluation.to_dict(), lambda: print_evaluation(evaluation))
     return DONE
 
@@ -55,13 +62,20 @@ def _interpretability(args: argparse.Namespace) -> int:
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "evaluate", evaluate, run=True, data=True, json=True, together=True)
     verb.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write what each image is, and what the model takes it for, as a table"
+        "--csv", type=Path, metavar="FILE", help="write a table of what each image is and what the model takes it for"
+    )
+    verb.add_argument(
+        "--confusions",
+        type=Path,
+        metavar="FILE",
+        help="draw the confusion matrix as an HTML page: a click on a cell shows its pictures with their sheets",
     )
     verb.add_argument("--interpretability", action="store_true", help="measure the explanations too (docs/metrics.md)")
     verb.add_argument(
         "--part",
         choices=("val", "test"),
         default="test",
-        help="with it: measure test images, or the validation images that the run held out (default: test)",
+        help="of --interpretability: test images, or the validation images that the run held out (default: test)",
     )
-    verb.add_argument("--ood", metavar="FOLDER", help="with it: pictures of other things, to be told from the known")
+    text = "of --interpretability: pictures of other things, which the model should tell from those it knows"
+    verb.add_argument("--ood", metavar="FOLDER", help=text)

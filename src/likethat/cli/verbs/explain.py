@@ -25,12 +25,12 @@ def explain(args: argparse.Namespace) -> int:
     from likethat.explaining.hiding import read_box
     from likethat.runs.atomic_files import whole_folder, write_json
     from likethat.runs.classifier import load
-    from likethat.runs.layout import ATTRIBUTED
+    from likethat.runs.layout import ATTRIBUTED, read_record
 
     out: Path | None = args.out or (None if args.json else _free_folder(args.overwrite))
     with whole_folder(out, is_explanations, overwrite=args.overwrite) if out else nullcontext() as folder:
         classifier = load(args.run, args.device)
-        paths, skipped = find_pictures(args.images)
+        paths, skipped = find_pictures(args.images, read_record(args.run).config.data)
         names = sheet_names(paths, ".pdf" if args.pdf else ".png") if folder else {}
         hide = [read_box(text) for text in args.hide]
         options = Options(args.top_classes, args.against, level=args.level, attribution=args.attribution)
@@ -76,7 +76,7 @@ def _free_folder(overwrite: bool) -> Path:
 
 def add(verbs: Any) -> None:
     verb = add_verb(verbs, "explain", explain, run=True, json=True)
-    verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, or folder with pictures at any depth")
+    verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, folder with pictures at any depth, or table")
     verb.add_argument(
         "--out",
         type=Path,

@@ -10,7 +10,7 @@ from likethat.errors import UserError
 
 
 def prune(args: argparse.Namespace) -> int:
-    """Remove prototypes that look like other classes or are not missed, or connections, and write a new run."""
+    """Write a new run with fewer connections, or without prototypes that look like other classes or are not missed."""
     from likethat.cli.tables import print_pruning
     from likethat.workflows.prune import prune
 
@@ -20,10 +20,9 @@ def prune(args: argparse.Namespace) -> int:
         raise UserError(
             "--budget, --per-class and the rule of --k, --threshold and --keep-one are three ways: prune twice."
         )
-    places: dict[str, Any] = {"data": args.data, "device": args.device, "overwrite": args.overwrite}
-    places["display"] = display_of(args)
-    how = {**rule, "keep_one": args.keep_one, "budget": args.budget, "per_class": args.per_class}
-    pruned = prune(args.run, args.out, **how, **places)
+    names = ("keep_one", "budget", "per_class", "data", "device", "overwrite")
+    asked = {name: getattr(args, name) for name in names}
+    pruned = prune(args.run, args.out, **rule, **asked, display=display_of(args))
     answer(args, pruned, lambda: print_pruning(pruned, args.out))
     return DONE
 

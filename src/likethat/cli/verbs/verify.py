@@ -9,8 +9,8 @@ from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Prove that every prototype is the latent patch of the training image it names. Of a run with --windows, also
-    that nothing outside a box can change a similarity."""
+    """Prove that every prototype is the latent patch of the training image it names and, for a run with --windows, that
+    nothing outside a box can change a similarity."""
     from likethat.cli.tables import print_verification
     from likethat.workflows.verify import verify_folder
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from likethat.data.decode import Box
 from likethat.explaining.draw.heat import heat_layer
-from likethat.explaining.draw.render import jpeg, read_jpeg, scaled, shrink
+from likethat.explaining.draw.render import encode, jpeg, read_jpeg, scaled, shrink
 from likethat.explaining.matches import Match
 from likethat.explaining.scoring import ScoredPicture
 
@@ -54,18 +53,15 @@ class Pictures:
         if key not in self.by_key:
             data, size = read_jpeg(run, name)
             href = data_uri(data, "jpeg") if self.inline else name
-            self.by_key[key] = Picture(self._id(), href, *size)
+            self.by_key[key] = Picture(f"p{len(self.by_key)}", href, *size)
         return self.by_key[key]
 
     def of_explanation(self, explanation: ScoredPicture) -> Picture:
         key = id(explanation)
         if key not in self.by_key:
             image = shrink(explanation.picture, QUERY_SIDE)
-            self.by_key[key] = Picture(self._id(), data_uri(jpeg(image), "jpeg"), *image.size)
+            self.by_key[key] = Picture(f"p{len(self.by_key)}", data_uri(jpeg(image), "jpeg"), *image.size)
         return self.by_key[key]
-
-    def _id(self) -> str:
-        return f"p{len(self.by_key)}"
 
     def crop(self, explanation: ScoredPicture, match: Match) -> Drawing:
         title = match.prototype.title
@@ -93,14 +89,11 @@ class Pictures:
 
     def activation(self, explanation: ScoredPicture, match: Match) -> Drawing:
         drawing = self.part(explanation, match)
-        return replace(
-            drawing, label="activation map", box=None, heat=_heat(match.map_HW, drawing.picture, self.colours)
-        )
+        heat = _heat(match.map_HW, drawing.picture, self.colours)
+        return replace(drawing, label="activation map", box=None, heat=heat)
 
 
 def _heat(map_HW: Tensor, picture: Picture, colours: str) -> str:
     scale = HEAT_SIDE / max(picture.width, picture.height)
     size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
-    buffer = io.BytesIO()
-    heat_layer(map_HW, size, colours).save(buffer, "WEBP", quality=85)
-    return data_uri(buffer.getvalue(), "webp")
+    return data_uri(encode(heat_layer(map_HW, size, colours), "WEBP", quality=85), "webp")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw
 
@@ -44,11 +45,7 @@ def seen_part(image: Image.Image, view: View) -> Image.Image:
 
 def shrink(image: Image.Image, longest: int) -> Image.Image:
     """Shrink the picture to at most `longest` pixels on the longer side; never enlarge it."""
-    scale = longest / max(image.size)
-    if scale >= 1:
-        return image
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)
+    return image if longest >= max(image.size) else fit(image, longest)
 
 
 def fit(image: Image.Image, side: int) -> Image.Image:
@@ -88,18 +85,21 @@ def draw_box(image: Image.Image, box: Box, line: int = 2) -> Image.Image:
     return image
 
 
-def jpeg(image: Image.Image, quality: int = 88) -> bytes:
+def encode(image: Image.Image, form: str, **options: Any) -> bytes:
+    """Return the picture as a file of a form that Pillow knows, with Pillow's options for it."""
     buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def jpeg(image: Image.Image, quality: int = 88) -> bytes:
     # Colour in full resolution: these pictures are small, and feather by feather is what people look at.
     # Not optimized: Pillow then needs the file to fit a buffer, which that of a noisy picture does not.
-    image.save(buffer, "JPEG", quality=quality, subsampling=0)
-    return buffer.getvalue()
+    return encode(image, "JPEG", quality=quality, subsampling=0)
 
 
 def png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=1)  # two times faster than Pillow's own choice and a tenth larger
-    return buffer.getvalue()
+    return encode(image, "PNG", compress_level=1)  # two times faster than Pillow's own choice and a tenth larger
 
 
 def small_png(image: Image.Image) -> bytes:
@@ -108,14 +108,10 @@ def small_png(image: Image.Image) -> bytes:
     for colours in (256, 128, 64, 32, 16):
         if len(data) <= MOST_BYTES:
             break
-        buffer = io.BytesIO()
-        image.quantize(colours).save(buffer, "PNG", optimize=True)
-        data = buffer.getvalue()
+        data = encode(image.quantize(colours), "PNG", optimize=True)
     return data
 
 
 def pdf(image: Image.Image) -> bytes:
     """Return a PDF of one page as wide as A4, which holds the picture as a JPEG."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PDF", resolution=image.width / A4_WIDTH, quality=88, subsampling=0)
-    return buffer.getvalue()
+    return encode(image, "PDF", resolution=image.width / A4_WIDTH, quality=88, subsampling=0)

@@ -29,7 +29,7 @@ async function send(files, run) {
 
 /** The states of the place where pictures are dropped: waiting, busy, refused. */
 export function dropZone({ run, go, signal }, compact = false) {
-  const input = make("input", { type: "file", accept: "image/*", multiple: true, class: "unseen", id: "choose", onchange: () => take([...input.files]) });
+  const input = make("input", { type: "file", accept: "image/*,.tif,.tiff,.heic,.avif,.dcm,.dicom", multiple: true, class: "unseen", id: "choose", onchange: () => take([...input.files]) });
   const note = make("div", { class: "zone-note" });
   const label = make("label", { class: "button primary", for: "choose" }, compact ? "Another picture" : "Choose pictures");
   const zone = make("div", { class: compact ? "zone compact" : "zone" },

@@ -7,17 +7,9 @@ import { small } from "./stage.js";
 export async function correct(page) {
   const { main, run, signal } = page;
   document.title = `Edit ${run.name}`;
-  let state = await request("/api/edit", { signal });
-  if (state.state === "closed" || state.state === "failed") {
-    main.replaceChildren(invitation(page, state));
-    return;
-  }
-  state = await watch("/api/edit", state, signal, (progress) => main.replaceChildren(opening(progress)));
-  if (state.state === "failed") {
-    main.replaceChildren(invitation(page, state));
-    return;
-  }
-  main.replaceChildren(new Corrections(page, state).node);
+  const begun = await request("/api/edit", { signal });
+  const state = await watch("/api/edit", begun, signal, (progress) => main.replaceChildren(opening(progress)));
+  main.replaceChildren(state.state === "done" ? new Corrections(page, state).node : invitation(page, state));
 }
 
 function invitation(page, state) {

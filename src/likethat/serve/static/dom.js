@@ -28,9 +28,7 @@ export async function request(url, options = {}) {
     if (error.name === "AbortError") throw error;
     throw new Problem(0, "The server does not answer. It may have been stopped; start it again and reload this page.");
   }
-  if (response.status === 401) {
-    location.reload(); // the token is asked for again
-  }
+  if (response.status === 401) location.reload(); // the token is asked for again
   const document = await response.json().catch(() => ({}));
   if (!response.ok) throw new Problem(response.status, document.detail || `The server answered ${response.status}.`);
   return document;

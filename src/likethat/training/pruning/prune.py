@@ -35,6 +35,7 @@ class CachedScores:
     source_P: Tensor | None  # the image each prototype was cut from, where it must not judge that image
     images: int  # of which there may be several views: view v of image i is row v * images + i
     scratch: Path | None = None  # where files may be made; scores that are in one are float16
+    weight_N: Tensor | None = None  # how much each row counts, 1 on average; None where all count alike
 
     def select(self, keep_p: Tensor) -> CachedScores:
         """Return the scores of these prototypes only."""
@@ -69,9 +70,8 @@ class CachedScores:
     def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield some images and their scores after others, ready for arithmetic; all at once where there are few."""
         device, rows = self.label_N.device, max(1, BLOCK // self.score_NP.shape[1])
-        for image_b, score_bP in zip(
-            torch.arange(len(self.score_NP), device=device).split(rows), self.score_NP.split(rows), strict=True
-        ):
+        image_N = torch.arange(len(self.score_NP), device=device)
+        for image_b, score_bP in zip(image_N.split(rows), self.score_NP.split(rows), strict=True):
             yield image_b, score_bP.to(device, torch.promote_types(score_bP.dtype, torch.float32))
 
     def _changed_scores(self, prototypes: int, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -126,6 +126,7 @@ def refit_last_layer(scores: CachedScores, start_KP: Tensor | None, settings: Tr
         lam=settings.l1,
         ridge=settings.ridge,
         own_positive=settings.own_positive,
+        weight_N=scores.weight_N,
         start_KP=start_KP,
     )
 
@@ -142,7 +143,7 @@ def largest_lambda(scores: CachedScores, settings: TrainConfig) -> float:
     once the own-class connections are optimal by themselves.
     """
     data = (scores.fair().score_NP, scores.label_N, scores.class_P, scores.num_classes)
-    problem = make_problem(*data, lam=0.0, ridge=settings.ridge)
+    problem = make_problem(*data, lam=0.0, ridge=settings.ridge, weight_N=scores.weight_N)
     alone = refit_last_layer(scores, None, replace(settings, l1=lambda_for_any(scores)))
     gradient_KP = data_gradient_of(problem, problem.at(alone.weight_KP))
     return float((gradient_KP * ~problem.own_KP).abs().max()) + MARGIN

@@ -13,7 +13,6 @@ from PIL.Image import Image
 
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.decode import Box, read_image, to_input
-from likethat.data.folder_kinds import is_run
 from likethat.errors import UserError
 from likethat.explaining.boxes import patch_box
 from likethat.explaining.draw.render import in_shares, seen_part, shrink
@@ -21,7 +20,6 @@ from likethat.explaining.gallery import SOURCE_SIDE
 from likethat.metrics.accuracy import logits_of
 from likethat.progress import Display
 from likethat.runs import layout
-from likethat.runs.atomic_files import check_replaceable, whole_folder
 from likethat.runs.classifier import Classifier, PreparedPicture
 from likethat.runs.looks import count_looks
 from likethat.training.candidates import Candidate, find_candidates
@@ -33,6 +31,7 @@ from likethat.workflows.edit.history import (
     MOST_REASONS,
     NAME,
     REPLACE,
+    WITHDRAW,
     Edit,
     clean,
     describe_patch,
@@ -41,6 +40,7 @@ from likethat.workflows.edit.history import (
     write_history,
 )
 from likethat.workflows.edit.model import Column, State, Workshop, effect_of_edits, open_workshop
+from likethat.workflows.edit.place import edited_folder
 from likethat.workflows.run_conclusion import conclude
 
 CANDIDATES = 8  # patches offered for a prototype's place
@@ -53,9 +53,11 @@ class Editor:
     on the way there: undone and redone, or in another order, the same edits give the same numbers.
     """
 
-    def __init__(self, workshop: Workshop) -> None:
+    def __init__(self, workshop: Workshop, *states: State) -> None:
+        """Begin with the run as it is, or with states that it has been brought to already."""
         self._workshop = workshop
-        self._states, self._position = [workshop.start()], 0
+        self._states = list(states) or [workshop.start()]
+        self._position = len(self._states) - 1
         self._looks = count_looks(layout.read_metrics(self.original.path))  # at test images, in all that was saved too
         self._classifiers = {0: workshop.original}  # by position
 
@@ -151,7 +153,7 @@ class Editor:
     def picture(self, candidate: Candidate) -> tuple[Image, Box]:
         """Return what the network saw of the candidate's picture, and the candidate's place in shares of it."""
         sample, network, patch = self.sample(candidate), self.original.networks[0], candidate.patch
-        upright = read_image(self.dataset.root / sample.path)
+        upright = read_image(self.dataset.root / sample.path, value_range=sample.value_range)
         _, view = to_input(upright, sample.box, (1, 1))
         height, width = network.backbone.input_size
         share = in_shares(patch_box(network, patch.row, patch.column), width, height)
@@ -178,6 +180,8 @@ class Editor:
         """Take the last edit back, and return it."""
         if (edit := self.state.edit) is None:
             raise UserError("There is no edit to undo.")
+        if edit.kind == WITHDRAW:
+            raise UserError("A withdrawal is not undone, since its pictures are gone from here; open the run again.")
         self._position -= 1
         return edit
 
@@ -191,14 +195,15 @@ class Editor:
         return edit
 
     def save(self, out: str | Path, *, overwrite: bool = False, display: Display | None = None) -> dict[str, Any]:
-        """Write the corrected model as a run of its own. Test images judge it."""
+        """Write the corrected model as a run of its own; after a withdrawal `out` may be the run itself, which it then
+        takes the place of. Test images judge it."""
         out, run = Path(out), self.original.path
         if not self.history:
             raise UserError("Nothing was edited, so there is nothing to save; ban, merge, name or replace a prototype.")
-        check_out(run, out, overwrite=overwrite)
+        withdrawn = self.history[0].kind == WITHDRAW
         record, weight_KP, classifier = self._workshop.record, self.state.weight_KP, self.classifier
         network, prototypes = classifier.networks[0], classifier.prototypes
-        with whole_folder(out, is_run, overwrite=overwrite) as target:
+        with edited_folder(run, out, overwrite=overwrite, withdrawn=withdrawn) as target:
             class_P = network.prototype_layer.class_P
             write_network(target, record, network, torch.arange(len(class_P)), class_P, weight_KP, prototypes, run)
             write_history(target, layout.read_edits(run), self.history)
@@ -303,14 +308,6 @@ def _named(columns: Sequence[Column], number: int, name: str | None) -> tuple[Co
         replace(column, prototype=replace(column.prototype, name=name)) if column.prototype.id == number else column
         for column in columns
     )
-
-
-def check_out(run: Path, out: Path, *, overwrite: bool) -> None:
-    """Refuse to write over the run that is edited, or over what is no run."""
-    new, old = out.resolve(), run.resolve()
-    if new.is_relative_to(old) or old.is_relative_to(new):
-        raise UserError(f"Writing {out} would change {run}, which stays as it is; choose another --out.")
-    check_replaceable(out, is_run, overwrite=overwrite)
 
 
 def open_editor(

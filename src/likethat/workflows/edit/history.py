@@ -16,7 +16,8 @@ from likethat.runs.atomic_files import write_text
 from likethat.runs.classifier import Prototype
 from likethat.runs.schema import damaged
 
-BAN, MERGE, NAME, REPLACE = "ban", "merge", "name", "replace"
+BAN, MERGE, NAME, REPLACE, WITHDRAW = "ban", "merge", "name", "replace", "withdraw"
+LATER = ("withdrawn", "new_patches")  # fields that a line need not have
 MOST_LETTERS = 200  # of a name, and of who edits
 MOST_REASONS = 2_000  # letters of a reason
 
@@ -36,12 +37,21 @@ class Edit:
     run: str
     before: dict[str, float]  # accuracy and cross entropy on validation
     after: dict[str, float]
+    withdrawn: tuple[str, ...] = ()  # pictures that the run no longer knows
+    new_patches: tuple[dict[str, Any], ...] = ()  # that took the place of prototypes cut from them
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        document = asdict(self)
+        if self.kind != WITHDRAW:
+            return {name: value for name, value in document.items() if name not in LATER}
+        return document
 
     def __str__(self) -> str:
         numbers = [str(number) for number in self.prototypes]
+        if self.kind == WITHDRAW:
+            listed = self.withdrawn[0] if len(self.withdrawn) == 1 else f"{len(self.withdrawn)} pictures"
+            cut = f"replaced {', '.join(numbers)}" if numbers else "no prototype was cut from them"
+            return f"withdrew {listed}; {cut}"
         if self.kind == MERGE:
             return f"merged {', '.join(numbers[1:])} into {numbers[0]}"
         if self.kind == NAME:
@@ -81,9 +91,14 @@ def clean(text: str, most: int, what: str) -> str:
 
 def read_history(run: Path) -> list[Edit]:
     """Return the edits that led to a run, oldest first."""
-    edits = [Edit(**{name: line[name] for name in layout.EDIT}) for line in layout.read_edits(run)]
+    edits = []
+    for line in layout.read_edits(run):
+        fields: dict[str, Any] = {name: line[name] for name in layout.EDIT}
+        fields |= {name: tuple(line[name]) for name in LATER if name in line}
+        edits.append(Edit(**fields))
     for edit in edits:
-        if not edit.prototypes or (edit.kind == REPLACE and "path" not in (edit.new_patch or {})):
+        says_what = edit.withdrawn if edit.kind == WITHDRAW else edit.prototypes
+        if not says_what or (edit.kind == REPLACE and "path" not in (edit.new_patch or {})):
             raise damaged(run / layout.EDITS, f"an edit ({edit.kind[:50]}) does not say what it is of")
     return edits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from likethat.data.dataset import DataSet
+from likethat.data.dataset import DataSet, fingerprint
 from likethat.data.folder_kinds import CHECKPOINTS
-from likethat.data.loaders import to_unit
+from likethat.data.loaders import image_weights, to_unit
 from likethat.errors import UserError
 from likethat.explaining.explanation import class_number
 from likethat.explaining.gallery import draw_prototypes
@@ -28,10 +28,12 @@ from likethat.runs.calibration import fit_calibration
 from likethat.runs.classifier import Classifier, PreparedPicture, Prototype, load
 from likethat.runs.layout import RunRecord
 from likethat.training.candidates import Patch
+from likethat.training.last_layer import of_views
 from likethat.training.project import Projection
 from likethat.training.pruning.prune import CachedScores, refit_last_layer
 from likethat.workflows.derived import read_images, rebuild, source_images
 from likethat.workflows.edit.history import Edit
+from likethat.workflows.run_setup import PreparedRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +101,9 @@ class Workshop:
             len(self.original.classes),
             source_P if settings.tie else None,  # as in training: tied prototypes do not judge their own images
             len(self.dataset.train),
+            weight_N=of_views(
+                image_weights(self.dataset.train, balance=settings.balance), len(label_N) // len(self.dataset.train)
+            ),
         )
         solution = refit_last_layer(scores, None, settings)
         return State(columns, solution.weight_KP, self._measure(columns, solution.weight_KP), solution.kkt_residual)
@@ -134,7 +139,9 @@ class Workshop:
         prototypes = [column.prototype for column in columns]
         val_NK = self.validation_logits(columns, state.weight_KP)
         calibration = fit_calibration(val_NK, self.latents["val"].label_N) if len(val_NK) else None
-        return Classifier(self.original.path, self.original.classes, [built], prototypes, calibration)
+        return Classifier(
+            self.original.path, self.original.classes, [built], prototypes, calibration, self.original.value_range
+        )
 
     def _measure(self, columns: Sequence[Column], weight_KP: Tensor) -> dict[str, float]:
         return measure(self.validation_logits(columns, weight_KP), self.latents["val"].label_N)
@@ -150,8 +157,11 @@ def _scores(columns: Sequence[Column], part: str) -> Tensor:
     return torch.stack([column.score_N[part] for column in columns], 1)
 
 
-def open_workshop(run: Path, data: str | None, device: str, display: Display) -> Workshop:
-    """Read the run's images again, make sure that they are the same, and keep what edits need of them."""
+def open_workshop(
+    run: Path, data: str | None, device: str, display: Display, withdrawn: Set[str] = frozenset()
+) -> Workshop:
+    """Read the run's images again but the withdrawn ones, make sure that they are the same, and keep what edits need of
+    them."""
     record = layout.read_record(run)
     if record.kind == layout.COMBINED:
         raise UserError(f"{run} is a combined run; edit the runs it was combined from, and combine them again.")
@@ -159,7 +169,8 @@ def open_workshop(run: Path, data: str | None, device: str, display: Display) ->
     scratch = tempfile.TemporaryDirectory(prefix="likethat-edit-")
     try:
         folder = Path(scratch.name)
-        prepared = read_images(classifier, record, data, folder, display)
+        prepared = read_images(classifier, record, data, folder, display, withdrawn)
+        record = record_without(record, prepared, withdrawn)
         train, latents = prepared.images["train"], {}
         parts = {"train": train, "views": last_layer_images(train, record.config), "val": prepared.images["val"]}
         for part, images in parts.items():
@@ -170,6 +181,20 @@ def open_workshop(run: Path, data: str | None, device: str, display: Display) ->
     except BaseException:
         scratch.cleanup()
         raise
+
+
+def record_without(record: RunRecord, prepared: PreparedRun, withdrawn: Set[str]) -> RunRecord:
+    """Return the record of a run that knows these images alone."""
+    if not withdrawn:
+        return record
+    counts = {part: len(images) for part, images in prepared.images.items()}
+    data = replace(
+        record.data,
+        counts=counts,
+        skipped=tuple(sorted({*record.data.skipped, *withdrawn})),
+        fingerprint=fingerprint(prepared.dataset, prepared.sha256),
+    )
+    return replace(record, data=data)
 
 
 @torch.no_grad()

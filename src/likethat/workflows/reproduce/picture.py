@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 
 from likethat.report import charts
 from likethat.report.charts import INK, draw_point, draw_text
-from likethat.workflows.reproduce.plan import BASELINE, Study
+from likethat.workflows.reproduce.plan import Study, is_baseline
 from likethat.workflows.reproduce.table import StudyRow, title_of
 
 HEIGHT = 280  # of a block
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 64, 34
-COLOURS = ("#8a93a0", "#0f766e", "#c2410c", "#6d28d9")  # the baseline, then the presets
+GRAYS, COLOURS = ("#a9b1bc", "#5b6470", "#22272e"), ("#0f766e", "#c2410c", "#6d28d9")  # of baselines, of presets
 LEAST_SPAN = 0.02  # of the accuracies on the axis
 STEP, GAP = 48, 36  # between the models of one backbone, and between backbones
 
@@ -19,7 +20,7 @@ STEP, GAP = 48, 36  # between the models of one backbone, and between backbones
 def draw_table(study: Study, rows: Sequence[StudyRow]) -> str:
     """Return an SVG with a block for each kind of pictures; models without a figure yet are left out."""
     columns = len(dict.fromkeys(row.backbone for row in rows))
-    width = LEFT + RIGHT + max(columns * _column(study), 360)
+    width = max(LEFT + RIGHT + max(columns * _column(study), 360), _legend_width(study))
     parts = ['<rect width="100%" height="100%" fill="white"/>']
     for number, full in enumerate(study.views):
         block = [row for row in rows if row.full == full]
@@ -31,17 +32,27 @@ def draw_table(study: Study, rows: Sequence[StudyRow]) -> str:
 
 def _column(study: Study) -> int:
     """Return a width that its points and the longest name below fit in."""
-    return max((1 + len(study.presets)) * STEP + GAP, 8 * max(map(len, study.backbones)))
+    return max(len(study.kinds) * STEP + GAP, 8 * max(map(len, study.backbones)))
+
+
+def _colours(study: Study) -> dict[str, str]:
+    """Return a gray for each baseline and a colour for each preset."""
+    grays, colours = cycle(GRAYS), cycle(COLOURS)
+    return {kind: next(grays if is_baseline(kind) else colours) for kind in study.kinds}
+
+
+def _legend_width(study: Study) -> int:
+    return 32 + round(sum(34 + 6.6 * len(title_of(kind)) for kind in study.kinds))
 
 
 def _draw_block(study: Study, rows: Sequence[StudyRow], start: int, width: int, heading: str) -> list[str]:
     points = [(row, summary) for row in rows if (summary := row.statistics("test"))]
-    kinds, column = (BASELINE, *study.presets), _column(study)
+    kinds, colours, column = study.kinds, _colours(study), _column(study)
     title = "Test accuracy" + (f", {heading}" if heading else "")
     parts = [draw_text(16, start + 20, title, INK, "start", is_bold=True)]
     left = 16.0
-    for number, kind in enumerate(kinds):
-        parts.append(draw_point(left + 5, start + 38, COLOURS[number % len(COLOURS)], 4.5))
+    for kind in kinds:
+        parts.append(draw_point(left + 5, start + 38, colours[kind], 4.5))
         parts.append(draw_text(left + 14, start + 42, title_of(kind), anchor="start"))
         left += 34 + 6.6 * len(title_of(kind))
     if not points:
@@ -59,7 +70,7 @@ def _draw_block(study: Study, rows: Sequence[StudyRow], start: int, width: int, 
     for row, summary in points:
         place = kinds.index(row.kind)
         centre = round(x(backbones.index(row.backbone) + 0.5) + (place - len(kinds) / 2 + 0.2) * STEP, 1)
-        colour, mean, deviation = COLOURS[place % len(COLOURS)], summary["mean"], summary["sd"]
+        colour, mean, deviation = colours[row.kind], summary["mean"], summary["sd"]
         if deviation:
             parts.append(charts.draw_line((centre, centre), (y(mean + deviation), y(mean - deviation)), colour, 2))
         parts.append(draw_point(centre, y(mean), colour, 4.5))

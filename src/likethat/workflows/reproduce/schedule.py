@@ -77,7 +77,7 @@ def run_tasks(
 
     `finished` is called with those so far whenever a run ends. A failure stops only what is made from that run.
     """
-    waiting = [task for task in tasks if not is_finished(out / task.name)]
+    waiting = [task for task in tasks if not task.is_done(out)]
     for task in tasks:
         if task not in waiting:
             times.end(task.name, _last_sign(out, task))
@@ -96,7 +96,7 @@ def run_tasks(
                 for task in ready[: max(0, jobs - len(running))]:
                     if started := _start(task, out, jobs, times, display):
                         running.append(started)
-                    elif not is_finished(out / task.name):
+                    elif not task.is_done(out):
                         if task.name not in held:
                             display.line(f"{task.name}: waiting for the process that an earlier command left there")
                         held.add(task.name)
@@ -124,7 +124,7 @@ def _start(task: Task, out: Path, jobs: int, times: Times, display: Display) -> 
     locked = _lock(log)
     if locked:
         times.end(task.name, _last_sign(out, task))
-    if not locked or is_finished(run):
+    if not locked or task.is_done(out):
         log.close()
         return None
     for half in run.parent.glob(f".{run.name}.*"):  # of a prune or combine that was killed
@@ -171,7 +171,7 @@ def _give_up(waiting: list[Task], failures: dict[str, str]) -> None:
 
 def _tell(ended: Running, out: Path, times: Times, failures: dict[str, str], display: Display) -> None:
     name, code = ended.task.name, ended.process.returncode
-    if code == 0 and is_finished(out / name):
+    if code == 0 and ended.task.is_done(out):
         display.line(f"{name} done in {times.runs.get(name, 0.0):.0f} s")
         return
     failures[name] = f"{_last_words(log_of(out, ended.task), code)} (log: {log_of(out, ended.task)})"

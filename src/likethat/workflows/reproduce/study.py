@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from likethat.config import options as known_options
+from likethat.config import resolve
 from likethat.data.folder_kinds import TABLE
-from likethat.data.formats import open_dataset
+from likethat.data.formats import open_by_config
 from likethat.errors import UserError
 from likethat.progress import Display
 from likethat.runs.atomic_files import write_json, write_text
-from likethat.runs.layout import is_finished
 from likethat.runtime import resolve_device, stop_on_signals
 from likethat.workflows.reproduce import OWN_OPTIONS
 from likethat.workflows.reproduce.picture import draw_table
@@ -25,10 +26,12 @@ def reproduce(
     backbones: Sequence[str],
     out: str | Path,
     *,
-    weights: Sequence[str] = ("pretrained",),
+    weights: Sequence[str] = (),
     seeds: int = 3,
     presets: Sequence[str] = ("default",),
     full_images: bool = False,
+    as_long: bool = True,
+    interpretability: str = "",
     jobs: int = 1,
     device: str = "auto",
     config_file: Path | None = None,
@@ -38,27 +41,37 @@ def reproduce(
     """Train the baseline and a ProtoPNet of each preset for every backbone and seed, prune and combine them, and
     return the table of their figures. Called again, go on with what is missing.
 
-    `options` are those of training, for all runs; `full_images` adds whole pictures to the cropped ones.
+    `options` are those of training, for all runs; without `weights` each preset has its own. `full_images` adds whole
+    pictures to the cropped ones. `as_long` adds a baseline with the stages, views, targets and epochs of each preset.
+    `interpretability` adds a table of how good the explanations are, measured on the part "val" or "test" of the data.
     """
     display, out = display or Display(quiet=True), Path(out).resolve()
     if seeds < 1 or jobs < 1:
         raise UserError("--seeds and --jobs must be at least 1.")
-    if len(weights) not in (1, len(backbones)):
+    if len(weights) not in (0, 1, len(backbones)):
         raise UserError(
             f"--weights takes one entry for each of the {len(backbones)} backbones, in their order, or one for all; "
             f"these are {len(weights)}."
         )
     if wrong := [name for name in OWN_OPTIONS if name in options]:
         raise UserError(f"A study sets {wrong[0]} for each of its runs; leave it out.")
+    about_data = {
+        name: options[name]
+        for name, (section, _, _) in known_options().items()
+        if section == "data" and name in options
+    }
+    dataset = open_by_config(data, resolve("default", config_file, **about_data))
     study = Study(
         data=str(data),
-        has_boxes=open_dataset(data).kind != "folder",
+        has_boxes=any(sample.box is not None for sample in dataset.all_samples()),
         out=out,
         backbones=tuple(backbones),
         weights=tuple(weights) if len(weights) == len(backbones) else tuple(weights) * len(backbones),
         seeds=tuple(range(seeds)),
         presets=tuple(presets),
         views=(False, True) if full_images else (False,),
+        as_long=as_long,
+        interpretability=interpretability,
         device=device,
         config_file=config_file,
         options=options,
@@ -68,7 +81,7 @@ def reproduce(
     resolve_device(device)
     check_study(study)
     tasks, times = make_tasks(study), load_times(out)
-    done = sum(is_finished(out / task.name) for task in tasks)
+    done = sum(task.is_done(out) for task in tasks)
     display.line(f"{len(tasks)} runs, {done} of them finished; the table is {out / TABLE}.md")
 
     def write(failures: Mapping[str, str]) -> dict[str, Any]:

@@ -1,0 +1,182 @@
+"""How good a model is for every class, however many pictures each has: figures that a large class cannot drown.
+
+Of each class k against all others, by the probability of k:
+
+- sensitivity (recall): share of the pictures of k that are taken for k; specificity: share of the others that are not.
+- precision: share of the pictures taken for k that are of k; F1: harmonic mean of precision and sensitivity.
+- AUROC: chance that a picture of k gets a larger probability of k than one of another class, ties counting half.
+  Interval: DeLong's variance (1988) on the logit scale; where all are in order, what k pictures can tell.
+- AUPRC: average precision, the sum of precisions at each gain of recall. Interval: logit interval (Boyd et al. 2013).
+
+Balanced accuracy is the mean sensitivity over the classes that have pictures, macro F1 their mean F1; intervals are
+those of a bootstrap of the pictures, for balanced accuracy within each class. Those of shares are Wilson's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from likethat.metrics.figure import RESAMPLES
+
+QUANTILE = 1.959964  # of the normal distribution, for 95 %
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} ({self.low:.1%} to {self.high:.1%})"
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """What is known of one class against all others; None where there is nothing to measure it on."""
+
+    name: str
+    images: int
+    sensitivity: Estimate | None
+    specificity: Estimate | None
+    precision: Estimate | None
+    f1: float | None
+    auroc: Estimate | None
+    auprc: Estimate | None
+
+
+@dataclass(frozen=True)
+class BalancedFigures:
+    balanced_accuracy: Estimate
+    macro_f1: Estimate
+    macro_auroc: float | None
+    macro_auprc: float | None
+    classes: tuple[ClassFigures, ...]
+
+    @property
+    def positive(self) -> ClassFigures | None:
+        """Return the class that sensitivity and specificity are told of, where there are two: the one with fewer
+        pictures."""
+        return min(self.classes, key=lambda one: one.images) if len(self.classes) == 2 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def balanced_figures(logits_NK: Tensor, label_N: Tensor, classes: Sequence[str]) -> BalancedFigures:
+    """Return all figures; there is at least one picture."""
+    log_NK = logits_NK.cpu().double().log_softmax(1).numpy()
+    label, guess = label_N.cpu().numpy(), log_NK.argmax(1)
+    count_KK = np.zeros((len(classes), len(classes)), np.int64)  # true class, predicted class
+    np.add.at(count_KK, (label, guess), 1)
+    found = tuple(_class_figures(name, k, log_NK[:, k], label == k, count_KK) for k, name in enumerate(classes))
+    return BalancedFigures(
+        _balanced_accuracy(count_KK),
+        _macro_f1(count_KK),
+        _mean([one.auroc.value for one in found if one.auroc]),
+        _mean([one.auprc.value for one in found if one.auprc]),
+        found,
+    )
+
+
+def _class_figures(name: str, k: int, score_N: np.ndarray, own_N: np.ndarray, count_KK: np.ndarray) -> ClassFigures:
+    images, taken, right = int(count_KK[k].sum()), int(count_KK[:, k].sum()), int(count_KK[k, k])
+    others = len(own_N) - images
+    both = images > 0 and others > 0
+    return ClassFigures(
+        name,
+        images,
+        _share(right, images),
+        _share(others - (taken - right), others),
+        _share(right, taken),
+        2 * right / (images + taken) if images else None,
+        auroc(score_N, own_N) if both else None,
+        auprc(score_N, own_N) if both else None,
+    )
+
+
+def _share(part: int, whole: int) -> Estimate | None:
+    """Return a share with Wilson's interval."""
+    if not whole:
+        return None
+    share, squared = part / whole, QUANTILE**2
+    middle = (share + squared / (2 * whole)) / (1 + squared / whole)
+    half = QUANTILE * math.sqrt(share * (1 - share) / whole + squared / (4 * whole**2)) / (1 + squared / whole)
+    return Estimate(share, max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def auroc(score_N: np.ndarray, own_N: np.ndarray) -> Estimate:
+    from scipy.stats import rankdata
+
+    own, other = score_N[own_N], score_N[~own_N]
+    rank_N = rankdata(np.concatenate([own, other]))
+    above_own = (rank_N[: len(own)] - rankdata(own)) / len(other)  # share of the others below each picture of the class
+    above_other = 1 - (rank_N[len(own) :] - rankdata(other)) / len(own)
+    value = float(above_own.mean())
+    spread = sum(float(part.var(ddof=1)) / len(part) for part in (above_own, above_other) if len(part) > 1)
+    if spread == 0:
+        least = 0.025 ** (1 / min(len(own), len(other)))
+        return Estimate(value, least * value, 1 - (1 - value) * least)
+    return Estimate(value, *_logit_interval(value, math.sqrt(spread) / (value * (1 - value)) if 0 < value < 1 else 0))
+
+
+def auprc(score_N: np.ndarray, own_N: np.ndarray) -> Estimate:
+    order = np.argsort(-score_N, kind="stable")
+    score, own = score_N[order], own_N[order]
+    last = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)  # of each run of equal scores
+    right = np.cumsum(own)[last]
+    precision, gained = right / (last + 1), np.diff(right, prepend=0) / own.sum()
+    value = float((precision * gained).sum())
+    if value >= 1:
+        return Estimate(value, float(0.025 ** (1 / own.sum())), 1.0)
+    return Estimate(value, *_logit_interval(value, 1 / math.sqrt(own.sum() * value * (1 - value))))
+
+
+def _logit_interval(value: float, spread: float) -> Interval:
+    """Return the interval of a share whose logit has this standard deviation."""
+    from scipy.special import expit
+
+    if not 0 < value < 1:
+        return value, value
+    middle = math.log(value / (1 - value))
+    return float(expit(middle - QUANTILE * spread)), float(expit(middle + QUANTILE * spread))
+
+
+def _balanced_accuracy(count_KK: np.ndarray) -> Estimate:
+    image_k, right_k = count_KK.sum(1), count_KK.diagonal()
+    image_k, right_k = image_k[image_k > 0], right_k[image_k > 0]
+    draws_Rk = np.random.default_rng(0).binomial(image_k, right_k / image_k, (RESAMPLES, len(image_k))) / image_k
+    return _bootstrapped(float((right_k / image_k).mean()), draws_Rk.mean(1))
+
+
+def _macro_f1(count_KK: np.ndarray) -> Estimate:
+    true_c, guess_c = np.nonzero(count_KK)  # cells that are not empty
+    count_c, classes = count_KK[true_c, guess_c], len(count_KK)
+    known_K = count_KK.sum(1) > 0
+
+    def macro(count_c: np.ndarray) -> float:
+        image_K, taken_K = (np.bincount(cells, count_c, classes) for cells in (true_c, guess_c))
+        right_K = np.bincount(true_c, count_c * (true_c == guess_c), classes)
+        return float((2 * right_K / np.maximum(image_K + taken_K, 1))[known_K].mean())
+
+    generator, total = np.random.default_rng(0), int(count_c.sum())
+    draws = [macro(generator.multinomial(total, count_c / total)) for _ in range(RESAMPLES)]
+    return _bootstrapped(macro(count_c), np.array(draws))
+
+
+def _bootstrapped(value: float, draws_R: np.ndarray) -> Estimate:
+    low, high = np.percentile(draws_R, [2.5, 97.5])
+    return Estimate(value, min(value, float(low)), max(value, float(high)))

@@ -1,0 +1,107 @@
+"""The confusion matrix as a picture: a click on a cell shows the pictures in it, where they are at hand with their
+sheets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from likethat.explaining.draw.page import write_page
+from likethat.explaining.draw.pictures import Pictures
+from likethat.explaining.scoring import ScoredPicture
+from likethat.runs.judged import JudgedImage
+
+SIDE, LARGEST, LEAST = 640, 40, 3  # of the whole picture and of a cell, at most and at least, in pixels
+NAMED = 40  # classes whose names stand beside the picture, at most
+COUNTED = 25  # classes whose cells show numbers, at most
+LISTED = 500  # wrong pictures that a report names
+OF_A_CELL, IN_ALL = 6, 60  # sheets on a page
+
+
+@dataclass(frozen=True)
+class ConfusionCell:
+    """Pictures of one class that were taken for one class."""
+
+    row: int  # the true class
+    column: int  # the predicted class
+    images: tuple[JudgedImage, ...]
+    share: float  # of the pictures of the true class
+
+    @property
+    def id(self) -> str:
+        return f"cell-{self.row}-{self.column}"
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.row != self.column
+
+
+@dataclass(frozen=True)
+class ConfusionMatrix:
+    classes: tuple[str, ...]
+    cells: tuple[ConfusionCell, ...]  # that are not empty: wrong ones first, most frequent first
+
+    @property
+    def side(self) -> float:
+        """Return the pixels of a cell."""
+        return min(LARGEST, max(LEAST, SIDE / len(self.classes)))
+
+    @property
+    def is_named(self) -> bool:
+        return len(self.classes) <= NAMED
+
+    @property
+    def is_counted(self) -> bool:
+        return len(self.classes) <= COUNTED
+
+    @property
+    def listed(self) -> list[ConfusionCell]:
+        """Return the cells of wrong pictures whose names a report has room for."""
+        listed, room = [], LISTED
+        for cell in self.cells:
+            if cell.is_wrong and len(cell.images) <= room:
+                listed.append(cell)
+                room -= len(cell.images)
+        return listed
+
+
+def confusion_matrix(judged: Sequence[JudgedImage], classes: Sequence[str]) -> ConfusionMatrix:
+    """Sort pictures by what they are and what they are taken for; those that nobody asked the model about are left
+    out."""
+    number_of = {name: number for number, name in enumerate(classes)}
+    found: dict[tuple[int, int], list[JudgedImage]] = {}
+    total = [0] * len(classes)
+    for image in judged:
+        if image.predicted is not None:
+            row, column = number_of[image.class_name], number_of[image.predicted]
+            found.setdefault((row, column), []).append(image)
+            total[row] += 1
+    cells = [
+        ConfusionCell(row, column, tuple(images), len(images) / total[row]) for (row, column), images in found.items()
+    ]
+    cells.sort(key=lambda cell: (not cell.is_wrong, -len(cell.images), cell.row, cell.column))
+    return ConfusionMatrix(tuple(classes), tuple(cells))
+
+
+def to_explain(matrix: ConfusionMatrix) -> list[JudgedImage]:
+    """Return the pictures whose sheets a page shows: some of every cell while there is room, wrong ones first."""
+    chosen = [image for cell in matrix.cells for image in cell.images[:OF_A_CELL]]
+    return chosen[:IN_ALL]
+
+
+def write_confusions(
+    path: Path, title: str, matrix: ConfusionMatrix, explanations: Mapping[str, ScoredPicture], **facts: Any
+) -> Path:
+    """Write a page with the matrix and, by path, the sheets of pictures in its cells."""
+    return write_page(
+        path,
+        "confusions.html",
+        ["likethat.report"],
+        title=title,
+        matrix=matrix,
+        explanations=explanations,
+        pictures=Pictures(True),
+        **facts,
+    )

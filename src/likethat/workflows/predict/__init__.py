@@ -1,0 +1,1 @@
+"""Many pictures predicted into one file."""
