@@ -83,7 +83,9 @@ class AugmentConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     seed: int = _option(0, "seed of everything random")
-    batch_size: int = _option(80, "images in a step")
+    batch_size: int = _option(
+        80, "images in a step; on a CPU and on MPS they are gone through a few at a time, so that 3 GB are enough"
+    )
     views: int = _option(1, "augmented views of every training image in an epoch")
     baseline_epochs: int = _option(40, "epochs of the baseline whose patches become prototypes; 0 for none")
     from_baseline: str = _option(

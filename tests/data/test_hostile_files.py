@@ -124,6 +124,8 @@ def test_impossible_names_get_a_sentence(
 
 def test_a_hidden_class_and_unused_files_are_told_of(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data / "..c").mkdir()
+    (data / ".one").mkdir()
+    Image.new("RGB", (9, 9)).save(data / ".one" / "a.png")
     for number in range(3):
         Image.new("RGB", (9, 9), (number, 0, 0)).save(data / "..c" / f"{number}.png")
     Image.new("RGB", (9, 9)).save(data / "loose.jpg")
@@ -137,6 +139,7 @@ def test_a_hidden_class_and_unused_files_are_told_of(data: Path, capsys: pytest.
     told = {path: note["text"].partition(" left out")[0] for path, note in notes.items()}
     assert told == {
         "..c": "hidden by the dot in its name, so 3 pictures in it are",
+        ".one": "hidden by the dot in its name, so 1 picture in it is",
         "loose.jpg": "1 picture outside class folders",
         "a/x.PSD": "2 files ending in .psd",
         "b/z.CR2": "1 file ending in .cr2",

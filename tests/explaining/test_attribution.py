@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from pixel_deletion import deletion_curves
 from torch import Tensor
 
 from likethat.cli.parser import main
+from likethat.data.decode import read_image, to_input
 from likethat.errors import UserError
-from likethat.explaining import attribution, explanation
+from likethat.explaining import attribution, explanation, sources
 from likethat.explaining.attribution import (
     GRID,
     WINDOW,
@@ -28,7 +30,7 @@ from likethat.explaining.attribution import (
     smooth,
 )
 from likethat.explaining.boxes import activation_boxes
-from likethat.explaining.explanation import Explanation, Options, explain
+from likethat.explaining.explanation import Explanation, Options, explain, explain_batch
 from likethat.explaining.files import explain_files
 from likethat.models.protopnet import ProtoPNet
 from likethat.runs.classifier import Classifier, load
@@ -83,6 +85,17 @@ def test_occlusion_is_what_loops_find(case: tuple[ProtoPNet, Tensor, Tensor, Ten
     assert (windows == WINDOW**2).all()
     assert lost.abs().max() > 0.02
     assert torch.allclose(occlusion(network, x_3HW, chosen_p, patch_p), lost / windows, atol=1e-5)
+
+
+def test_occlusion_with_windows_further_apart_still_covers_every_cell(
+    case: tuple[ProtoPNet, Tensor, Tensor, Tensor],
+) -> None:
+    _, cover_wHW = attribution._windows(case[1].shape[1:], 2)
+    assert len(cover_wHW) == (GRID // 2 + 1) ** 2
+    assert int(cover_wHW.sum(0).min()) >= 1
+    fine_pHW, coarse_pHW = (occlusion(*case, step) for step in (1, 2))
+    likeness_p = torch.nn.functional.cosine_similarity(fine_pHW.flatten(1), coarse_pHW.flatten(1))
+    assert float(likeness_p.min()) > 0.7
 
 
 def test_gradients_add_up_to_the_similarity(case: tuple[ProtoPNet, Tensor, Tensor, Tensor]) -> None:
@@ -165,6 +178,62 @@ def test_boxes_and_maps_follow_the_method(run: TinyRun, method: str) -> None:
     assert all(same) == (method == "upsampling")
 
 
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_prototypes_are_found_in_their_own_pictures_by_the_same_method(
+    run: TinyRun, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier, picture = load(run.path, "cpu"), run.root / run.samples[0].path
+    (run.path / "attribution.safetensors").unlink(missing_ok=True)
+    found = explain(classifier, picture, attribution=method)
+    network = classifier.networks[0]
+    for match in found.nearest:
+        prototype = match.prototype
+        pixels, _ = to_input(read_image(run.path / prototype.source), None, network.backbone.input_size)
+        x_3HW = torch.from_numpy(pixels).permute(2, 0, 1) / 255
+        patch_1 = torch.tensor([prototype.row * network.patch_grid[1] + prototype.column])
+        map_1HW = attribute(network, x_3HW, torch.tensor([prototype.id]), method, patch_1, step=2)
+        height, width = network.backbone.input_size
+        x0, y0, x1, y1 = activation_boxes(map_1HW, (height, width))[0]
+        assert match.source_share == pytest.approx((x0 / width, y0 / height, x1 / width, y1 / height), abs=0.02)
+        assert match.to_dict()["source"]["share"] == list(match.source_share)
+    usual = explain(classifier, picture)
+    assert all(match.source_share is None for match in matches_of(usual))
+    source, box = read_image(run.path / found.nearest[0].prototype.source), found.nearest[0].source_share
+    assert found.source_part(found.nearest[0]).width == pytest.approx((box[2] - box[0]) * source.width, abs=1)
+    monkeypatch.setattr(sources, "attribute", None)  # what was found is kept: for this model, and for who loads it anew
+    for again in (classifier, load(run.path, "cpu")):
+        kept = explain(again, picture, attribution=method, percentile=90.0)
+        assert {m.prototype.id for m in kept.nearest if m.source_share} == {m.prototype.id for m in kept.nearest}
+        assert all(m.source_share[2] - m.source_share[0] > 0 for m in kept.nearest)
+
+
+def test_what_was_kept_is_of_no_use_to_another_network(run: TinyRun, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", seed=3)
+    explain(load(run.path, "cpu"), run.root / run.samples[0].path, attribution="gradient", top_classes=1)
+    kept = run.path / "attribution.safetensors"
+    assert sources._load(run.path)
+    shutil.copy(kept, other.path)
+    assert sources._load(other.path) == {}
+    (other.path / kept.name).write_bytes(b"no tensors")
+    assert sources._load(other.path) == {}
+
+
+def test_patience_ends_and_what_was_not_come_to_stays_where_the_run_says(run: TinyRun) -> None:
+    (run.path / "attribution.safetensors").unlink(missing_ok=True)
+    classifier = load(run.path, "cpu")
+    prepared, options = (
+        classifier.prepare(run.root / run.samples[0].path),
+        Options(attribution="gradient", patience=0.0),
+    )
+    counts = []
+    for _ in range(2):
+        (found,) = explain_batch(classifier, [prepared], options)
+        counts.append(len({m.prototype.id for m in matches_of(found) if m.source_share}))
+    assert 0 < counts[0] < counts[1]
+    assert found.nearest[0].source_share, "the most similar come first"
+    found.png()
+
+
 def test_what_no_page_shows_is_not_located_at_such_cost(run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explanation, "CLOSELY", 2)
     monkeypatch.setattr(explanation, "NEAREST", 1)
@@ -180,6 +249,8 @@ def test_what_no_page_shows_is_not_located_at_such_cost(run: TinyRun, monkeypatc
 def test_every_network_of_a_combined_run_is_asked(run: TinyRun, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", seed=3)
     first = load(run.path, "cpu")
+    for picture in (other.path / "prototypes").glob("source-*.jpg"):
+        shutil.copy(picture, run.path / "prototypes")
     both = Classifier(run.path, run.classes, [*first.networks, other.model], [*first.prototypes, *other.prototypes])
     picture = run.root / run.samples[0].path
     found = explain(both, picture, attribution="occlusion")

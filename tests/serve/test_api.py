@@ -127,6 +127,21 @@ def test_what_the_page_hears_of_hidden_parts(run: TinyRun, pictures: list[Path],
     assert "painted over" in client.get(f"/pictures/{kept['id']}/explanation.html?hide=0,0,1,0.5").text
 
 
+def test_the_page_shows_both_sides_by_the_method(run: TinyRun, pictures: list[Path], client: httpx.Client) -> None:
+    (kept,) = client.post("/api/pictures", files=form(pictures[0])).json()["pictures"]
+    address = f"/api/pictures/{kept['id']}"
+    expected = explain(load(run.path, "cpu"), pictures[0], attribution="gradient")
+    usual, found = (client.get(address, params={"attribution": name}).json() for name in ("upsampling", "gradient"))
+    for match in expected.nearest:
+        ours, papers = (answer["matches"][str(match.prototype.id)] for answer in (found, usual))
+        assert match.source_share is not None
+        assert ours["source_box"] == pytest.approx(list(match.source_share))
+        assert papers["source_box"] != pytest.approx(list(match.source_share))
+        assert ours["crop"].startswith("data:image/jpeg;base64,")
+        assert papers["crop"].startswith("/prototypes/")
+        assert ours["source"] == papers["source"]
+
+
 def area(box: list[float]) -> float:
     return (box[2] - box[0]) * (box[3] - box[1])
 

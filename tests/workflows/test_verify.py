@@ -15,10 +15,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from likethat.cli.parser import main
+from likethat.explaining.explanation import explain
 from likethat.explaining.verify import FAILED, MOST_CHANGE, NOT_PROVEN, PROVEN, BoxProof, Verification
 from likethat.progress import Display
 from likethat.runs.classifier import load
-from likethat.runs.manifest import write_manifest
+from likethat.runs.manifest import compare_with_manifest, write_manifest
 from likethat.workflows.verify import check_boxes, verify_folder
 
 QUIET = Display(quiet=True)
@@ -189,6 +190,21 @@ def test_a_run_of_an_earlier_version_loads_and_is_told_of(run: Path, capsys: pyt
     assert "pictures: proven: boxes and pictures of 9 of 9 prototypes" in shown
     assert main(["calibrate", str(run), "--device", "cpu"]) == 0
     assert not (run / "manifest.json").exists(), "digests of files that nobody vouches for would mean nothing"
+    (run / "manifest.json").symlink_to("manifest.json")
+    assert main(["verify", str(run), "--device", "cpu"]) == 2
+    assert "manifest.json" in capsys.readouterr().err
+
+
+def test_what_explain_keeps_is_in_the_manifest(run: Path, trained: Path) -> None:
+    picture = next(path for path in (run / "prototypes").glob("source-*.jpg"))
+    explain(load(run, "cpu"), picture, attribution="gradient", top_classes=1)
+    compared = compare_with_manifest(run)
+    assert compared is not None
+    assert compared[1] == []
+    (run / "attribution.safetensors").write_bytes(b"another place")
+    compared = compare_with_manifest(run)
+    assert compared is not None
+    assert compared[1] == ["attribution.safetensors (changed)"]
 
 
 def test_what_cannot_be_proven_is_said_with_the_reason(run: Path, trained: Path, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def find_left_out(dataset: DataSet) -> Iterator[DataProblem]:
         place = Path(folder).relative_to(dataset.root)
         for name in sorted(inside):
             if name.startswith(".") and (count := _pictures_in(os.path.join(folder, name))):
-                text = f"hidden by the dot in its name, so {count} pictures in it are left out; rename it to use them"
+                pictures = "1 picture in it is" if count == 1 else f"{count} pictures in it are"
+                text = f"hidden by the dot in its name, so {pictures} left out; rename the folder to use what is in it"
                 yield _left_out((place / name).as_posix(), text)
         inside[:] = [name for name in inside if not name.startswith(".") and not made_by_likethat(Path(folder, name))]
         for name in sorted(names):
@@ -38,7 +39,8 @@ def find_left_out(dataset: DataSet) -> Iterator[DataProblem]:
             elif place.as_posix() in above_classes:
                 loose.append(path)
     if loose:
-        text = f"{_counted(loose, 'picture')} outside class folders left out; move them into their class's folder"
+        where = "it into its" if len(loose) == 1 else "them into their"
+        text = f"{_counted(loose, 'picture')} outside class folders left out; move {where} class's folder"
         yield _left_out(loose[0], text)
     for ending, paths in sorted(unknown.items()):
         what = f"{_counted(paths, 'file')} {f'ending in {ending}' if ending else 'without an ending'} left out"

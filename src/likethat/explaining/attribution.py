@@ -35,18 +35,21 @@ def check_method(method: str) -> None:
         raise UserError(f"There is no attribution called '{method}'; choose one of {', '.join(TITLES)}.")
 
 
-def attribute(network: ProtoPNet, x_3HW: Tensor, chosen_p: Tensor, method: str) -> Tensor:
+def attribute(
+    network: ProtoPNet, x_3HW: Tensor, chosen_p: Tensor, method: str, patch_p: Tensor | None = None, *, step: int = 1
+) -> Tensor:
     """Return one map for each of these prototypes, p x rows x columns: how much each part of the picture adds to the
-    similarity. `x_3HW` is what the network sees, in [0, 1]."""
+    similarity, at the patch that matches or at `patch_p`. `x_3HW` is what the network sees, in [0, 1]; windows of
+    occlusion lie `step` cells apart."""
     check_method(method)
     with torch.no_grad():
         output = network(x_3HW[None])
         distance_pHW = output.distance_BPHW[0, chosen_p]
     if method == UPSAMPLING:
         return output.of_distance(distance_pHW)
-    patch_p = distance_pHW.flatten(1).argmin(1)
+    patch_p = distance_pHW.flatten(1).argmin(1) if patch_p is None else patch_p
     if method == OCCLUSION:
-        return occlusion(network, x_3HW, chosen_p, patch_p).clamp(min=0)
+        return occlusion(network, x_3HW, chosen_p, patch_p, step).clamp(min=0)
     # On the CPU: MPS pools only into sizes that divide the picture's.
     return smooth(gradient_times_input(network, x_3HW, chosen_p, patch_p).cpu()).clamp(min=0)
 
@@ -94,10 +97,10 @@ def smooth(map_pHW: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def occlusion(network: ProtoPNet, x_3HW: Tensor, chosen_p: Tensor, patch_p: Tensor) -> Tensor:
+def occlusion(network: ProtoPNet, x_3HW: Tensor, chosen_p: Tensor, patch_p: Tensor, step: int = 1) -> Tensor:
     """Return, p x rows x columns, how much similarity is lost when a window over the cell is painted with the mean
     colour, averaged over all windows that cover the cell. One pass over the pictures serves all prototypes."""
-    hidden_wHW, cover_wHW = _windows(x_3HW.shape[1:])
+    hidden_wHW, cover_wHW = _windows(x_3HW.shape[1:], step)
     hidden_wHW, cover_wHW = hidden_wHW.to(x_3HW.device), cover_wHW.to(x_3HW)
     whole_p = similarity_at(network, x_3HW[None], chosen_p, patch_p)[0]
     left_wp = torch.cat(
@@ -110,14 +113,14 @@ def occlusion(network: ProtoPNet, x_3HW: Tensor, chosen_p: Tensor, patch_p: Tens
     return lost_pHW / cover_wHW.sum(0)
 
 
-def _windows(size_hw: torch.Size) -> tuple[Tensor, Tensor]:
+def _windows(size_hw: torch.Size, step: int) -> tuple[Tensor, Tensor]:
     """Return every window as the pixels and as the cells it hides. Windows begin before the first cell and end behind
-    the last one, so that each cell lies in equally many."""
+    the last one, so that each cell lies in equally many where they are one cell apart."""
     axes = []
     for side in size_hw:
         cells = min(GRID, side)
         cell_n = torch.arange(side) * cells // side  # the cell of each pixel
-        first_s = torch.arange(1 - WINDOW, cells)[:, None]
+        first_s = torch.arange(1 - WINDOW, cells, step)[:, None]
         pixel_sn = (cell_n >= first_s) & (cell_n < first_s + WINDOW)
         cell_sc = (torch.arange(cells) >= first_s) & (torch.arange(cells) < first_s + WINDOW)
         axes.append((pixel_sn, cell_sc))

@@ -100,6 +100,7 @@ class Options:
     level: float | None = None  # of the prediction set
     attribution: str = UPSAMPLING
     also: Sequence[str] = ()  # classes to explain besides the likeliest
+    patience: float | None = None  # seconds to find prototypes in their own pictures by such an attribution
 
 
 USUAL = Options()
@@ -174,6 +175,7 @@ def explain_batch(
             closely_P,
             percentile=options.percentile,
             attribution=options.attribution,
+            patience=options.patience,
         )
         explanations.append(
             Explanation(

@@ -13,7 +13,7 @@ from PIL.Image import Image
 from likethat.data.decode import Box, View
 from likethat.errors import UserError
 from likethat.explaining.attribution import UPSAMPLING
-from likethat.explaining.draw.render import seen_part
+from likethat.explaining.draw.render import cut_out, read_picture, seen_part
 from likethat.explaining.matches import Match
 from likethat.runs.calibration import Verdict
 
@@ -208,6 +208,12 @@ class ScoredPicture:
         """Return the same with another copy of what the network saw. Boxes keep their numbers: pixels of the file."""
         whole = View((0, 0, *picture.size), self.view.input_hw, (picture.height, picture.width))
         return replace(self, image=picture, view=whole)
+
+    def source_part(self, match: Match) -> Image:
+        """Return the part of a prototype's training picture that was found like the part of this one."""
+        if match.source_share is None:
+            return read_picture(self.run, match.prototype.crop)
+        return cut_out(read_picture(self.run, match.prototype.source), match.source_share)
 
     @cached_property
     def picture(self) -> Image:

@@ -26,6 +26,7 @@ EMBEDDED_WEIGHTS = {
 TORCHVISION, TORCHVISION_TAG = "torchvision", "tv_in1k"  # what users write, and what timm calls them
 # Modules that timm models keep behind the feature map; the map does not need them.
 HEAD_MODULES = ("head", "pre_logits", "attn_pool", "fc_norm", "head_drop")
+PASS_PIXELS = 16 * 224 * 224  # in one look without gradients, where memory is the machine's own
 
 
 class Backbone(nn.Module):
@@ -70,6 +71,24 @@ class Backbone(nn.Module):
         return feature_1CHW.shape[1], (feature_1CHW.shape[2], feature_1CHW.shape[3])
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
+        # Gradients need all pictures in memory, and BatchNorm's statistics are those of all.
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.map_of(x_B3HW)
+        at_once = self.pictures_at_once(len(x_B3HW))
+        if at_once >= len(x_B3HW):
+            return self.map_of(x_B3HW)
+        return torch.cat([self.map_of(x_b3HW) for x_b3HW in x_B3HW.split(at_once)])
+
+    def pictures_at_once(self, batch: int) -> int:
+        """Return how many pictures are looked at together in a pass without gradients: on a CPU and on MPS no more than
+        fit into little memory, which is quicker, too."""
+        if self.mean.device.type == "cuda":
+            return batch
+        height, width = self.input_size
+        return max(1, PASS_PIXELS // (height * width))
+
+    def map_of(self, x_B3HW: Tensor) -> Tensor:
+        """Return the map of these pictures, all of them looked at together."""
         return self.features(x_B3HW)
 
     def features(self, x_B3HW: Tensor) -> Tensor:
@@ -142,15 +161,12 @@ class WindowedBackbone(Backbone):
         """Return where in a picture the cells of the map look."""
         return Cells(self.map_size, self.input_size, self.windows.size, self.windows.stride)
 
-    def forward(self, x_B3HW: Tensor) -> Tensor:
-        # Gradients need all windows in memory, and BatchNorm's statistics are those of all. Otherwise as many are
-        # looked at together as have the pixels of the pictures, so that a pass needs the memory of a plain one.
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._pooled(x_B3HW)
-        at_once = max(1, int(len(x_B3HW) / self.windows.cost(self.input_size)))
-        return torch.cat([self._pooled(x_b3HW) for x_b3HW in x_B3HW.split(at_once)])
+    def pictures_at_once(self, batch: int) -> int:
+        """Return how many pictures have no more pixels in their windows than a plain pass has in its pictures."""
+        return max(1, int(min(batch, super().pictures_at_once(batch)) / self.windows.cost(self.input_size)))
 
-    def _pooled(self, x_B3HW: Tensor) -> Tensor:
+    def map_of(self, x_B3HW: Tensor) -> Tensor:
+        """Return the map of these pictures, all windows looked at together."""
         size, stride = self.windows.size, self.windows.stride
         x_B3HWyx = x_B3HW.unfold(2, size, stride).unfold(3, size, stride)
         feature_NC = self.features(x_B3HWyx.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)).mean((2, 3))

@@ -105,7 +105,7 @@ def _draw_case(canvas: SheetCanvas, y: int, explanation: Explanation, part: RowG
     box = tuple(value * scale for value in prototype.source_box)
     pictures = (
         fit(cut_out(explanation.picture, match.share), side),
-        fit(read_picture(explanation.run, prototype.crop), side),
+        fit(explanation.source_part(match), side),
         fit(source, side),
     )
     x = CASES

@@ -35,6 +35,7 @@ INTERPRETABILITY = {"test": "interpretability.json", "val": "interpretability-va
 IMAGES = "images.csv"  # every image: its part and class and, if it was held out, what the model takes it for
 NEAR_DUPLICATES = "near-duplicates.jpg"  # pictures of one part that look nearly like those of another
 CALIBRATION = "calibration.json"  # how validation images did, for promises about new ones
+ATTRIBUTED = "attribution.safetensors"  # where prototypes lie in their own pictures, by other methods than the paper's
 PATH = "path.svg"  # accuracy against sparsity, in a run pruned to a budget
 MEMBERS = "members"
 MANIFEST = "manifest.json"  # digests of all these files, written last

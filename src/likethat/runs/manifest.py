@@ -3,6 +3,7 @@ what the data proves hangs on none."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ FIXED = (
     layout.PATH,
     layout.NEAR_DUPLICATES,
 )
-LATER = (layout.CALIBRATION, layout.IMAGES, *layout.INTERPRETABILITY.values(), layout.REPORT)
+LATER = (layout.CALIBRATION, layout.IMAGES, *layout.INTERPRETABILITY.values(), layout.REPORT, layout.ATTRIBUTED)
 
 
 def write_manifest(run: Path) -> None:
@@ -38,7 +39,7 @@ def update_manifest(run: Path, *names: str) -> None:
 
 def compare_with_manifest(run: Path) -> tuple[int, list[str]] | None:
     """Return how many files the manifest has, and which are not as they were written; None of a run without one."""
-    if not (run / layout.MANIFEST).exists():
+    if not os.path.lexists(run / layout.MANIFEST):  # a link that leads nowhere is damage, not absence
         return None
     expected, found = _read(run), set(_files_of(run))
     there = [name for name in expected if name in found]

@@ -8,8 +8,10 @@ from typing import Any
 
 from likethat.data.decode import Box
 from likethat.explaining.draw.page import MOST_ROWS
-from likethat.explaining.draw.pictures import Pictures
+from likethat.explaining.draw.pictures import Pictures, data_uri
+from likethat.explaining.draw.render import jpeg, shrink
 from likethat.explaining.explanation import Explanation, Options, explain_batch
+from likethat.explaining.gallery import CROP_SIDE
 from likethat.explaining.hiding import colour_of_hidden
 from likethat.explaining.matches import Match
 from likethat.explaining.scoring import Sheet, SheetRow
@@ -130,4 +132,13 @@ def _match(explanation: Explanation, match: Match, pictures: Pictures, catalogue
         "map": [[round(value, 4) for value in row] for row in match.map_HW.tolist()],
         "heat": pictures.activation(explanation, match).heat,
         **catalogue.pictures_of(prototype),
+        **_found_in_source(explanation, match),
     }
+
+
+def _found_in_source(explanation: Explanation, match: Match) -> dict[str, Any]:
+    """Return where the prototype lies in its training picture, where that is not where the run says."""
+    if match.source_share is None:
+        return {}
+    part = shrink(explanation.source_part(match), CROP_SIDE)
+    return {"source_box": list(match.source_share), "crop": data_uri(jpeg(part), "jpeg")}

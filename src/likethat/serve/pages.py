@@ -29,6 +29,7 @@ Percentile = Annotated[float, Query(ge=0, le=100)]
 Level = Annotated[float | None, Query(gt=0, lt=1)]
 Hide = Annotated[list[str], Query(max_length=MOST_HIDDEN)]  # x0,y0,x1,y1 each, in shares of the picture
 SHELLS = ("/", "/ask/{id}", "/browse", "/prototypes/{id}", "/correct", "/api")
+PATIENCE = 5.0  # seconds to find prototypes in their own pictures; who asks again gets more of them
 PICTURE_AGE = {"Cache-Control": "private, max-age=300"}
 DOWNLOADS: dict[str, tuple[str, Callable[[Explanation], bytes]]] = {
     "png": ("image/png", lambda explanation: explanation.png()),
@@ -47,7 +48,7 @@ async def question(
 ) -> Question:
     """Read the question from the address."""
     check_method(attribution)
-    options = Options(against=against, percentile=percentile, level=level, attribution=attribution)
+    options = Options(against=against, percentile=percentile, level=level, attribution=attribution, patience=PATIENCE)
     return Question(name, options, tuple(read_box(text) for text in hide))
 
 

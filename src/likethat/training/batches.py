@@ -21,7 +21,10 @@ MARGIN = 1.0  # cells around those that show the same pixels in two views that m
 
 
 class Shown(NamedTuple):
-    """What a step learns from: pictures, and what is known of the V training images that each shows."""
+    """What a step learns from: pictures, and what is known of the V training images that each shows.
+
+    Before a part of a batch there may be one more picture, the one before it, of which nothing is known.
+    """
 
     x_B3HW: Tensor
     label_BV: Tensor
@@ -30,6 +33,10 @@ class Shown(NamedTuple):
     same_BHW: Tensor  # cells of the map that show the same pixels as in the picture before
     part_BVmHW: Tensor  # cells that show the m-th part of the image
     on_BVHW: Tensor = NOTHING  # cells that show the masked or boxed object of the image, where it is known
+
+    def own(self, value_BDHW: Tensor) -> Tensor:
+        """Return maps or pictures without that of the picture before."""
+        return value_BDHW if len(value_BDHW) == len(self.label_BV) else value_BDHW[1:]
 
 
 @dataclass(frozen=True)

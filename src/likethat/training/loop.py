@@ -38,10 +38,12 @@ from likethat.training.losses import (
     protopnet_costs,
     target_logits,
 )
+from likethat.training.micro_batches import parts_of, save_memory
 from likethat.training.parallel import average_gradients, synchronise_norms
 from likethat.training.plan import (
     PlanEntry,
     epochs_to_come,
+    learns_statistics,
     make_plan,
     set_learning_rates,
     set_mode,
@@ -153,25 +155,36 @@ def make_step(state: RunState, stage: str, course: Course, epochs: int) -> TakeS
     if compile is None:
         compile = compiling_pays(steps, source.device, stage, tell)
     step = partial(gradient_step, similarity=SIMILARITIES[config.model.similarity])
-    return wrap_step(step, averaged, optimizer, source, tell, compile=compile)
+    learns = learns_statistics(stage, len(course.train), config.train)
+    saving = save_memory(step, state.backbone, config.train.batch_size, learns_statistics=learns)
+    return wrap_step(saving, averaged, optimizer, source, tell, compile=compile)
 
 
 def gradient_step(
     shown: Shown,
     costs_of: CostsOf,
     optimizer: torch.optim.Optimizer,
-    loss_weight: float | None = None,
+    loss_weight: float = 1.0,
     *,
     similarity: Similarity | None = None,
+    at_once: int | None = None,
 ) -> Costs:
-    """Take one step down the costs of what is shown, and return them; one process of several weighs its loss."""
-    with mixed_precision(shown[0].device, similarity):
-        costs = costs_of(*shown)
+    """Take one step down the costs of what is shown, and return them; one process of several weighs its loss.
+
+    With `at_once`, no more pictures than that are gone through together, and gradients are summed.
+    """
     optimizer.zero_grad(set_to_none=True)
-    loss = costs["loss"] if loss_weight is None else costs["loss"] * loss_weight
-    loss.backward()
+    found: Costs = {}
+    for part, share in parts_of(shown, at_once):  # costs are means over pictures
+        with mixed_precision(part.x_B3HW.device, similarity):
+            costs = costs_of(*part)
+        weight = loss_weight * share
+        loss = costs["loss"] if weight == 1 else costs["loss"] * weight
+        loss.backward()
+        for name, value in costs.items():
+            found[name] = value.detach() if share == 1 else found.get(name, 0.0) + share * value.detach()
     optimizer.step()
-    return {name: value.detach() for name, value in costs.items()}
+    return found
 
 
 def batch_costs(state: RunState, stage: str, config: Config, *shown: Tensor) -> Costs:
@@ -179,24 +192,26 @@ def batch_costs(state: RunState, stage: str, config: Config, *shown: Tensor) -> 
     settings, batch = config.train, Shown(*shown)
     if stage == "baseline":
         assert state.baseline is not None
-        logits_BK = state.baseline(batch.x_B3HW)
+        logits_BK = state.baseline(batch.own(batch.x_B3HW))
         costs = baseline_costs(logits_BK, batch.label_BV[:, 0], settings)
     elif isinstance(state.model, BaselineClassifier):
-        logits_BK, teacher_logits_BK = state.model(batch.x_B3HW), ask_teacher(state, stage, config, batch.x_B3HW)
+        x_B3HW = batch.own(batch.x_B3HW)
+        logits_BK, teacher_logits_BK = state.model(x_B3HW), ask_teacher(state, stage, config, x_B3HW)
         costs = answer_costs(logits_BK, batch.label_BV, batch.share_BV, settings, teacher_logits_BK)
     else:
         model = state.protopnet
-        z_BDHW, own_KP = model.latent(batch.x_B3HW), model.own_KP
+        every_z_BDHW, own_KP = model.latent(batch.x_B3HW), model.own_KP
+        z_BDHW = batch.own(every_z_BDHW)
         output = model.head(z_BDHW)
         if settings.tie:
             assert state.projection is not None
             with torch.autocast(z_BDHW.device.type, enabled=False):
                 score_BP = leave_source_out(output.score_BP, batch.image_BV, state.projection.image_P, own_KP)
             output = replace(output, logits_BK=logits_of_scores(score_BP, model.last_layer.weight))
-        teacher_logits_BK = ask_teacher(state, stage, config, batch.x_B3HW)
+        teacher_logits_BK = ask_teacher(state, stage, config, batch.own(batch.x_B3HW))
         others = {}
         if settings.locality:
-            others["locality"] = locality_cost(z_BDHW, batch.same_BHW)
+            others["locality"] = locality_cost(every_z_BDHW, batch.same_BHW)
         if settings.place or settings.on_mask:
             similarity_BVmHW = own_similarities(model, z_BDHW, batch.label_BV)
         if settings.place:

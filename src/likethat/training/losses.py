@@ -48,10 +48,14 @@ def target_logits(teacher: BaselineClassifier, x_B3HW: Tensor, *, mirrors: bool)
 def locality_cost(z_BDHW: Tensor, same_BHW: Tensor) -> Tensor:
     """Return one less the mean cosine of patches that show the same pixels in a picture and in the one before it.
 
-    What a patch is like should not depend on what lies around it. A picture without such patches costs nothing.
+    What a patch is like should not depend on what lies around it. A picture without such patches costs nothing. Before
+    a part of a batch there may be one more map, of the picture before it.
     """
     direction_BDHW = F.normalize(z_BDHW.float(), dim=1)
-    away_BHW = 1 - (direction_BDHW * direction_BDHW.roll(1, 0)).sum(1)
+    before_BDHW = direction_BDHW.roll(1, 0)
+    if len(direction_BDHW) > len(same_BHW):
+        direction_BDHW, before_BDHW = direction_BDHW[1:], before_BDHW[1:]
+    away_BHW = 1 - (direction_BDHW * before_BDHW).sum(1)
     return ((away_BHW * same_BHW).sum((1, 2)) / same_BHW.sum((1, 2)).clamp(min=1)).mean()
 
 

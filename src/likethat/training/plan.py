@@ -146,13 +146,18 @@ def lr_factor(entry: PlanEntry, done: float, config: TrainConfig) -> float:
 
 def set_mode(model: nn.Module, stage: str, images: int, config: TrainConfig) -> None:
     """Set training or evaluation mode for the stage: from a projection until joint training resumes nothing before the
-    last layer moves, BatchNorm included.
+    last layer moves, BatchNorm included."""
+    model.train(stage in ("baseline", "warm", "joint"))
+    if not learns_statistics(stage, images, config):
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+
+
+def learns_statistics(stage: str, images: int, config: TrainConfig) -> bool:
+    """Return whether BatchNorm learns its statistics in a stage of gradient descent.
 
     Few images give poor statistics, so BatchNorm then keeps those that came with the weights; and tied prototypes
     must be what the network makes of them in evaluation, so they never see others.
     """
-    model.train(stage in ("baseline", "warm", "joint"))
-    if images < config.batch_norm_images or (config.tie and stage != "baseline"):
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.eval()
+    return images >= config.batch_norm_images and not (config.tie and stage != "baseline")

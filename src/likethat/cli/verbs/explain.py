@@ -12,6 +12,7 @@ from likethat.cli.arguments import DONE, add_level, add_verb, answer, display_of
 from likethat.errors import UserError
 
 DEFAULT_OUT = "explanations"
+SEARCHED = "note: prototypes are first looked for in their own training pictures, too; this takes a while, once a run"
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -24,7 +25,7 @@ def explain(args: argparse.Namespace) -> int:
     from likethat.explaining.hiding import read_box
     from likethat.runs.atomic_files import whole_folder, write_json
     from likethat.runs.classifier import load
-    from likethat.runs.layout import read_record
+    from likethat.runs.layout import ATTRIBUTED, read_record
 
     out: Path | None = args.out or (None if args.json else _free_folder(args.overwrite))
     with whole_folder(out, is_explanations, overwrite=args.overwrite) if out else nullcontext() as folder:
@@ -33,7 +34,10 @@ def explain(args: argparse.Namespace) -> int:
         names = sheet_names(paths, ".pdf" if args.pdf else ".png") if folder else {}
         hide = [read_box(text) for text in args.hide]
         options = Options(args.top_classes, args.against, level=args.level, attribution=args.attribution)
-        with display_of(args).task("explaining") as advance:
+        display = display_of(args)
+        if args.attribution != "upsampling" and not (classifier.path / ATTRIBUTED).is_file():
+            display.line(SEARCHED)
+        with display.task("explaining") as advance:
             answers = explain_files(classifier, paths, options, advance, hide=hide)
             if folder:
                 answers = save_sheets(folder, answers, names, args.colours, long=args.long)

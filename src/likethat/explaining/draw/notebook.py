@@ -5,7 +5,7 @@ from __future__ import annotations
 from PIL.Image import Image
 
 from likethat.explaining.draw.pictures import data_uri
-from likethat.explaining.draw.render import cut_out, jpeg, read_picture, shrink
+from likethat.explaining.draw.render import cut_out, jpeg, shrink
 from likethat.explaining.scoring import RowGroup, ScoredPicture
 from likethat.runs.notebook import card, note, ranking, shown, table
 
@@ -36,7 +36,7 @@ def _line(explanation: ScoredPicture, group: RowGroup) -> tuple[str, str, str, s
     title = prototype.title if count == 1 else f"{count} prototypes"
     return (
         _image(cut_out(explanation.picture, match.share), PART_SIDE, "this part of your picture"),
-        _image(read_picture(explanation.run, prototype.crop), PART_SIDE, prototype.title),
+        _image(explanation.source_part(match), PART_SIDE, prototype.title),
         f"{group.points:+.2f}",
         shown(f"{title} of {prototype.class_name}"),
     )

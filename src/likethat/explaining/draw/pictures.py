@@ -63,14 +63,18 @@ class Pictures:
             self.by_key[key] = Picture(f"p{len(self.by_key)}", data_uri(jpeg(image), "jpeg"), *image.size)
         return self.by_key[key]
 
-    def crop(self, run: Path, match: Match) -> Drawing:
-        prototype = match.prototype
-        return Drawing(self.of_file(run, prototype.crop), prototype.title)
+    def crop(self, explanation: ScoredPicture, match: Match) -> Drawing:
+        title = match.prototype.title
+        if match.source_share is None:
+            return Drawing(self.of_file(explanation.run, match.prototype.crop), title)
+        return replace(self.source(explanation, match), label=title, alone=True)
 
-    def source(self, run: Path, match: Match) -> Drawing:
-        prototype = match.prototype
-        label = f"training picture of {prototype.class_name}"
-        return Drawing(self.of_file(run, prototype.source), label, prototype.source_box)
+    def source(self, explanation: ScoredPicture, match: Match) -> Drawing:
+        prototype, label = match.prototype, f"training picture of {match.prototype.class_name}"
+        picture, box = self.of_file(explanation.run, prototype.source), prototype.source_box
+        if match.source_share is not None:
+            box = scaled(match.source_share, picture.width, picture.height)
+        return Drawing(picture, label, box)
 
     def whole(self, explanation: ScoredPicture) -> Drawing:
         return Drawing(self.of_explanation(explanation), "your picture")

@@ -183,12 +183,12 @@ def _row_pictures(explanation: ScoredPicture, match: Match, colours: str) -> lis
     side, prototype = PICTURE * SCALE, match.prototype
     own = fit(explanation.picture, side)
     source = read_picture(explanation.run, prototype.source)
-    share = in_shares(prototype.source_box, *source.size)
+    share = match.source_share or in_shares(prototype.source_box, *source.size)
     source = fit(source, side)
     return [
         draw_box(own, scaled(match.share, *own.size), SCALE),
         fit(cut_out(explanation.picture, match.share), side),
-        fit(read_picture(explanation.run, prototype.crop), side),
+        fit(explanation.source_part(match), side),
         draw_box(source, scaled(share, *source.size), SCALE),
         overlay(own, match.map_HW, colours),
     ]
