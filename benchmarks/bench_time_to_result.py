@@ -32,7 +32,7 @@ from likethat.training.loop import gradient_step
 from likethat.training.losses import Costs, baseline_costs
 from likethat.training.plan import PlanEntry, epochs_of, set_learning_rates, set_mode, steps_of_epoch
 from likethat.training.state import RunState
-from likethat.training.wrap_step import compiling_pays, wrap_step
+from likethat.training.wrap_step import is_compiled, wrap_step
 from likethat.workflows.train import train
 
 DESCENT = ("baseline", "warm", "joint")
@@ -90,10 +90,15 @@ def bare_step_seconds(config: Config, count: int, classes: int, device: torch.de
     def costs_of(x_B3HW: Tensor, label_BV: Tensor, *_: Tensor) -> Costs:
         return baseline_costs(model(x_B3HW), label_BV[:, 0], settings)
 
-    compile = settings.compile
-    if compile is None:
-        compile = compiling_pays(steps, device, "bare loop", lambda _: None)
-    step = wrap_step(gradient_step, costs_of, optimizer, FreshViews(images, config.augment), print, compile=compile)
+    compile = is_compiled(config.train.compile, steps, device, "bare loop", lambda _: None)
+    step = wrap_step(
+        gradient_step,
+        costs_of,
+        optimizer,
+        FreshViews(images, config.augment, model.backbone.cells),
+        print,
+        compile=compile,
+    )
     started = 0.0
     timed = MEASURED_STEPS if device.type == "cuda" else 5
     for number in range(-10 if device.type == "cuda" else -1, timed):

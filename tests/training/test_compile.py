@@ -16,7 +16,7 @@ from likethat.data.loaders import Images
 from likethat.training.batches import FreshViews
 from likethat.training.loop import gradient_step
 from likethat.training.losses import Costs
-from likethat.training.wrap_step import COMPILED_FROM, compiled, compiling_pays, wrap_step
+from likethat.training.wrap_step import COMPILED_FROM, compiled, is_compiled, wrap_step
 
 HEADER = Path(sysconfig.get_path("include")) / "Python.h"
 needs_compiler = pytest.mark.skipif(
@@ -101,11 +101,13 @@ def test_an_error_of_a_step_is_no_reason_to_go_without(monkeypatch: pytest.Monke
 def test_compiling_is_decided_by_the_steps_to_come_and_said() -> None:
     said: list[str] = []
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert compiling_pays(COMPILED_FROM, cuda, "joint", said.append)
-    assert not compiling_pays(COMPILED_FROM - 1, cuda, "baseline", said.append)
+    assert is_compiled(None, COMPILED_FROM, cuda, "joint", said.append)
+    assert not is_compiled(None, COMPILED_FROM - 1, cuda, "baseline", said.append)
     assert [line.partition(";")[0] for line in said] == [
         "joint: 20,000 steps to come are compiled, which takes about a minute",
         "baseline: 19,999 steps to come are not compiled",
     ]
-    assert not compiling_pays(10 * COMPILED_FROM, cpu, "joint", said.append)
+    assert not is_compiled(None, 10 * COMPILED_FROM, cpu, "joint", said.append)
+    assert is_compiled(True, 1, cpu, "joint", said.append)
+    assert not is_compiled(False, 10 * COMPILED_FROM, cuda, "joint", said.append)
     assert len(said) == 2, "on a CPU nothing is said"

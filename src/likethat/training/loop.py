@@ -15,31 +15,21 @@ from torch import Tensor
 
 from likethat.config import Config
 from likethat.data.loaders import training_batches
-from likethat.distributed import broadcast_model, world_size
-from likethat.errors import Interrupted, UserError
+from likethat.distributed import broadcast_model
+from likethat.errors import Interrupted
 from likethat.inference.passes import mixed_precision
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores
 from likethat.models.prototypes import SIMILARITIES, Similarity
 from likethat.runtime import seed_for, tf32_convolutions
-from likethat.training import stages
+from likethat.training import losses, stages
 from likethat.training.batches import FreshViews, Shown
 from likethat.training.course import Course
 from likethat.training.forecast import Forecast
-from likethat.training.losses import (
-    Costs,
-    CostsOf,
-    answer_costs,
-    baseline_costs,
-    locality_cost,
-    own_similarities,
-    place_cost,
-    protopnet_costs,
-    target_logits,
-)
+from likethat.training.losses import Costs, CostsOf
 from likethat.training.micro_batches import parts_of, save_memory
-from likethat.training.parallel import average_gradients, synchronise_norms
+from likethat.training.parallel import average_gradients, check_enough_images, synchronise_norms
 from likethat.training.plan import (
     PlanEntry,
     epochs_to_come,
@@ -52,7 +42,7 @@ from likethat.training.plan import (
 )
 from likethat.training.project import check_enough_patches
 from likethat.training.state import RunState, Saver, load_run_state
-from likethat.training.wrap_step import TakeStep, compiling_pays, wrap_step
+from likethat.training.wrap_step import TakeStep, is_compiled, wrap_step
 
 SEED_NAMES = {"baseline": "classifier"}  # a stage's former name: from a seed follow the same draws as ever
 
@@ -67,8 +57,7 @@ def fit(model: ProtoPNet, baseline: BaselineClassifier | None, course: Course) -
     follow_plan(make_plan(course.config.train), state, course)
     model.load_state_dict(state.best_model)
     broadcast_model(model)
-    model.requires_grad_(False)
-    model.eval()
+    model.requires_grad_(False).eval()
     return state
 
 
@@ -118,11 +107,7 @@ def train_one_epoch(
     place = (settings.seed, SEED_NAMES.get(stage, stage), entry.epoch)
     counts = (len(course.train), settings.batch_size, settings.views)
     batches = training_batches(*counts, seed_for(*place), course.weight_N)
-    if batches.shape[1] < world_size():
-        raise UserError(
-            f"A step has {batches.shape[1]} images for {world_size()} processes; start fewer, or pass a larger "
-            "--batch-size."
-        )
+    check_enough_images(batches.shape[1])
     with course.display.task(title_of(entry, settings)) as advance:
         for number in range(state.batch, len(batches)):
             course.check_stop()
@@ -151,9 +136,7 @@ def make_step(state: RunState, stage: str, course: Course, epochs: int) -> TakeS
     on_NHW = course.on_NHW if config.train.on_mask and stage != "baseline" else None
     source = FreshViews(course.train, augment, cells, middle_Nm2, on_NHW)
     tell, steps = course.display.line, epochs * steps_of_epoch(len(course.train), config.train) - state.batch
-    compile = config.train.compile
-    if compile is None:
-        compile = compiling_pays(steps, source.device, stage, tell)
+    compile = is_compiled(config.train.compile, steps, source.device, stage, tell)
     step = partial(gradient_step, similarity=SIMILARITIES[config.model.similarity])
     learns = learns_statistics(stage, len(course.train), config.train)
     saving = save_memory(step, state.backbone, config.train.batch_size, learns_statistics=learns)
@@ -190,43 +173,28 @@ def gradient_step(
 def batch_costs(state: RunState, stage: str, config: Config, *shown: Tensor) -> Costs:
     """Return the costs of one batch, with its accuracy."""
     settings, batch = config.train, Shown(*shown)
+    x_B3HW, label_BV, share_BV = batch.own(batch.x_B3HW), batch.label_BV, batch.share_BV
+    teacher_logits_BK = None
+    if settings.distillation and stage != "baseline" and state.baseline is not None:
+        # Until joint training the teacher's backbone is the model's, and its word is enough.
+        mirrors = stage == "joint" and config.augment.flip > 0
+        teacher_logits_BK = losses.target_logits(state.baseline, x_B3HW, mirrors=mirrors)
     if stage == "baseline":
         assert state.baseline is not None
-        logits_BK = state.baseline(batch.own(batch.x_B3HW))
-        costs = baseline_costs(logits_BK, batch.label_BV[:, 0], settings)
+        logits_BK = state.baseline(x_B3HW)
+        costs = losses.baseline_costs(logits_BK, label_BV[:, 0], settings)
     elif isinstance(state.model, BaselineClassifier):
-        x_B3HW = batch.own(batch.x_B3HW)
-        logits_BK, teacher_logits_BK = state.model(x_B3HW), ask_teacher(state, stage, config, x_B3HW)
-        costs = answer_costs(logits_BK, batch.label_BV, batch.share_BV, settings, teacher_logits_BK)
+        logits_BK = state.model(x_B3HW)
+        costs = losses.answer_costs(logits_BK, label_BV, share_BV, settings, teacher_logits_BK)
     else:
         model = state.protopnet
-        every_z_BDHW, own_KP = model.latent(batch.x_B3HW), model.own_KP
-        z_BDHW = batch.own(every_z_BDHW)
-        output = model.head(z_BDHW)
+        z_BDHW, own_KP = model.latent(batch.x_B3HW), model.own_KP
+        output = model.head(batch.own(z_BDHW))
         if settings.tie:
             assert state.projection is not None
             with torch.autocast(z_BDHW.device.type, enabled=False):
                 score_BP = leave_source_out(output.score_BP, batch.image_BV, state.projection.image_P, own_KP)
             output = replace(output, logits_BK=logits_of_scores(score_BP, model.last_layer.weight))
-        teacher_logits_BK = ask_teacher(state, stage, config, batch.own(batch.x_B3HW))
-        others = {}
-        if settings.locality:
-            others["locality"] = locality_cost(every_z_BDHW, batch.same_BHW)
-        if settings.place or settings.on_mask:
-            similarity_BVmHW = own_similarities(model, z_BDHW, batch.label_BV)
-        if settings.place:
-            others["place"] = place_cost(similarity_BVmHW, batch.part_BVmHW)
-        if settings.on_mask:
-            others["on_mask"] = place_cost(similarity_BVmHW, batch.on_BVHW[:, :, None].expand_as(similarity_BVmHW))
-        logits_BK = output.logits_BK
-        costs = protopnet_costs(output, batch.label_BV, batch.share_BV, own_KP, settings, teacher_logits_BK, others)
-    return {**costs, "accuracy": (logits_BK.argmax(1) == batch.label_BV[:, 0]).float().mean()}
-
-
-@torch.no_grad()
-def ask_teacher(state: RunState, stage: str, config: Config, x_B3HW: Tensor) -> Tensor | None:
-    """Return what the baseline makes of these pictures, if it is a part of the target. Until joint training its
-    backbone is the model's, and its word on the picture is enough; then it is asked about the mirror image, too."""
-    if not config.train.distillation or state.baseline is None:
-        return None
-    return target_logits(state.baseline, x_B3HW, mirrors=stage == "joint" and config.augment.flip > 0)
+        logits_BK, of_maps = output.logits_BK, losses.map_costs(model, z_BDHW, batch, settings)
+        costs = losses.protopnet_costs(output, label_BV, share_BV, own_KP, settings, teacher_logits_BK, of_maps)
+    return {**costs, "accuracy": (logits_BK.argmax(1) == label_BV[:, 0]).float().mean()}

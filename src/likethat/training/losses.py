@@ -12,6 +12,7 @@ from likethat.config import TrainConfig
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import Output, ProtoPNet
 from likethat.models.prototypes import products
+from likethat.training.batches import Shown
 
 TEMPERATURE = 0.1  # of similarities, where places are compared
 
@@ -34,6 +35,7 @@ def distillation_cost(logits_BK: Tensor, teacher_logits_BK: Tensor) -> Tensor:
     return F.kl_div(logits_BK.log_softmax(1), teacher_logits_BK.log_softmax(1), reduction="batchmean", log_target=True)
 
 
+@torch.no_grad()
 def target_logits(teacher: BaselineClassifier, x_B3HW: Tensor, *, mirrors: bool) -> Tensor:
     """Return the logarithm, up to a constant, of the probabilities to match: the teacher's for a view.
 
@@ -85,6 +87,20 @@ def by_class(vector_PD: Tensor, counts: Sequence[int]) -> Tensor:
         return vector_PD.unflatten(0, (len(counts), -1))
     most = max(counts)
     return torch.stack([F.pad(own_mD, (0, 0, 0, most - len(own_mD))) for own_mD in vector_PD.split(list(counts))])
+
+
+def map_costs(model: ProtoPNet, z_BDHW: Tensor, batch: Shown, config: TrainConfig) -> Costs:
+    """Return the costs that have a weight and are about what patches are like and where prototypes are found."""
+    costs = {}
+    if config.locality:
+        costs["locality"] = locality_cost(z_BDHW, batch.same_BHW)
+    if config.place or config.on_mask:
+        similarity_BVmHW = own_similarities(model, batch.own(z_BDHW), batch.label_BV)
+    if config.place:
+        costs["place"] = place_cost(similarity_BVmHW, batch.part_BVmHW)
+    if config.on_mask:
+        costs["on_mask"] = place_cost(similarity_BVmHW, batch.on_BVHW[:, :, None].expand_as(similarity_BVmHW))
+    return costs
 
 
 def shared_entropy(logits_BK: Tensor, label_BV: Tensor, share_BV: Tensor, smoothing: float) -> Tensor:

@@ -13,7 +13,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from likethat.distributed import all_reduce_sum, world_size
+from likethat.errors import UserError
 from likethat.training.losses import Costs, CostsOf
+
+
+def check_enough_images(batch: int) -> None:
+    """Refuse steps that have fewer images than there are processes."""
+    if batch < world_size():
+        raise UserError(
+            f"A step has {batch} images for {world_size()} processes; start fewer, or pass a larger --batch-size."
+        )
 
 
 class Trained(nn.Module):

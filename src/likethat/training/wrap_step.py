@@ -107,10 +107,11 @@ class RecordedStep:
         self.graph = graph
 
 
-def compiling_pays(steps: int, device: torch.device, stage: str, tell: Tell) -> bool:
-    """Decide whether a stage with so many steps to come is compiled, where nobody has, and say it; a CPU's is not."""
-    if device.type != "cuda":
-        return False
+def is_compiled(asked: bool | None, steps: int, device: torch.device, stage: str, tell: Tell) -> bool:
+    """Return what was asked for; where nothing was, decide whether compiling a stage with so many steps to come pays,
+    and say it. A CPU's is not compiled then."""
+    if asked is not None or device.type != "cuda":
+        return asked is True
     pays = steps >= COMPILED_FROM
     decision = "compiled, which takes about a minute" if pays else "not compiled"
     tell(f"{stage}: {steps:,} steps to come are {decision}; that pays from {COMPILED_FROM:,} on (--[no-]compile)")
