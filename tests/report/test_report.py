@@ -124,7 +124,7 @@ def test_boxes_are_drawn_where_they_are(run: TinyRun) -> None:
         assert part.picture.height == pytest.approx(explanation.picture.height * scale, abs=1)
         # The first picture is stored upright and whole, so the file's pixels are the picture's.
         assert part.box == pytest.approx([value * scale for value in match.box], abs=1)
-        assert pictures.source(explanation.run, match).box == match.prototype.source_box
+        assert pictures.source(explanation, match).box == match.prototype.source_box
     assert len(pictures.by_key) == 1 + len({match.prototype.source for match in explanation.nearest})
 
 
