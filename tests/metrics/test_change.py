@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from helpers.metric_cases import MAP, SIDE, Everywhere, Local, case, colour_network, picture_batch, reading, spot
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor
 
 from likethat.explaining.boxes import upsample
@@ -373,6 +376,30 @@ def test_points_from_the_background_are_those_whose_peak_lies_outside_the_object
     (figure,) = metric.figures()
     assert figure.value == pytest.approx(0.75)
     assert figure.note.startswith("1 images")
+
+
+def test_a_mask_says_more_than_the_box_around_it(tmp_path: Path) -> None:
+    """Masks like an L and a J: the corners that they leave out are background."""
+    maps = torch.stack([spot(0.1, 0.1) * 3, spot(0.6, 0.6), spot(0.9, 0.9) * 9])[None].repeat(3, 1, 1, 1)
+    weight_KP = torch.tensor([[1.0, 1.0, 0.0], [-1.0, -1.0, -1.0]])
+    batch = case(maps, [0, 0, 0], [0, 0, 1], weight_KP)
+    drawn = np.zeros((64, 64), np.uint8)
+    drawn[:, :20] = drawn[44:, :] = 200
+    Image.fromarray(drawn).save(tmp_path / "l.png")
+    mirrored = np.zeros((64, 64), np.uint8)
+    mirrored[:, 32:] = mirrored[44:, :] = 1
+    Image.fromarray(mirrored).save(tmp_path / "j.png")
+    masks = ("l.png", "j.png", None)
+    samples = tuple(replace(sample, mask=mask) for sample, mask in zip(batch.subject.samples, masks, strict=True))
+    batch.subject = replace(batch.subject, root=tmp_path, samples=samples)
+    metric = Background(batch.subject)
+    metric.collect(batch)
+    (figure,) = metric.figures()
+    assert figure.value == pytest.approx((1 / 4 + 3 / 4) / 2), "three points lie at the top left, one near the middle"
+    covered = np.mean([drawn > 0, mirrored > 0])
+    assert figure.note == f"2 images; the background is {1 - covered:.1%} of the picture"
+    unknown = Background(batch.subject)
+    assert unknown.figures()[0].note == "the data has neither masks nor boxes of the objects"
 
 
 # --- prototypes -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Where the annotated parts of a picture lie: CUB's part points, the embedded birds' part boxes."""
+"""Where the annotated parts of a picture lie: CUB's part points, the embedded birds' part boxes, masks of objects."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from likethat.data.cub import find_cub, read_boxes, read_table
 from likethat.data.dataset import DataSet, Sample
-from likethat.data.decode import Box, View
+from likethat.data.decode import Box, View, read_image, to_input
 from likethat.data.files import parse_json, read_file
 from likethat.data.folder_kinds import GUIDE_FILE, PARTS_FILE
 from likethat.errors import UserError
@@ -46,6 +47,14 @@ class PartTable:
             if view is not None and sample.path in self.object_of:
                 object_N4[number] = view.to_shares(np.array([self.object_of[sample.path]]))[0]
         return part_NQ4, object_N4
+
+
+def read_mask(root: Path, sample: Sample, size_hw: tuple[int, int]) -> np.ndarray:
+    """Return the mask of a picture that has one, as a network with inputs of that size sees it: H x W, from 0 to 1."""
+    assert sample.mask is not None
+    drawn = np.asarray(read_image(root / sample.mask)).max(2) > 0
+    mask = Image.fromarray(drawn.astype(np.uint8) * 255).convert("RGB")
+    return to_input(mask, sample.box, size_hw)[0][..., 0].astype(np.float32) / 255
 
 
 def read_parts(dataset: DataSet) -> PartTable | None:

@@ -14,7 +14,7 @@ from likethat.data.cells import Cells
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.decode import Box, read_image, to_input
-from likethat.data.parts import read_parts
+from likethat.data.parts import read_mask, read_parts
 from likethat.errors import UserError
 from likethat.progress import Advance
 
@@ -46,17 +46,16 @@ def object_cells(dataset: DataSet, cells: Cells, advance: Advance | None = None)
 
 def _cells_of(dataset: DataSet, sample: Sample, box: Box | None, cells: Cells) -> Tensor:
     height, width = cells.size_hw
+    fine_hw = (FINE * height, FINE * width)
     if sample.mask:
-        drawn = read_image(dataset.root / sample.mask)
-        mask = Image.fromarray((np.asarray(drawn).max(2) > 0).astype(np.uint8) * 255).convert("RGB")
-    elif box is not None:
-        picture = read_image(dataset.root / sample.path, value_range=sample.value_range)
-        mask = Image.new("RGB", picture.size)
-        x0, y0, x1, y1 = map(round, box)
-        mask.paste("white", (x0, y0, x1, y1))
-    else:
+        return on_object(torch.from_numpy(read_mask(dataset.root, sample, fine_hw)), cells)
+    if box is None:
         return torch.ones(height, width, dtype=torch.bool)
-    fine_HW3, _ = to_input(mask, sample.box, (FINE * height, FINE * width))
+    picture = read_image(dataset.root / sample.path, value_range=sample.value_range)
+    mask = Image.new("RGB", picture.size)
+    x0, y0, x1, y1 = map(round, box)
+    mask.paste("white", (x0, y0, x1, y1))
+    fine_HW3, _ = to_input(mask, sample.box, fine_hw)
     return on_object(torch.from_numpy(fine_HW3[..., 0].astype(np.float32) / 255), cells)
 
 
