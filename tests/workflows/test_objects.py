@@ -16,6 +16,7 @@ from likethat.data.cells import Cells, tiles
 from likethat.data.formats import open_dataset
 from likethat.errors import UserError
 from likethat.runs.classifier import load
+from likethat.workflows.edit.editor import open_editor
 from likethat.workflows.objects import FINE, object_cells, on_object
 
 
@@ -73,6 +74,10 @@ def test_prototypes_come_from_the_masks(table: Path, tmp_path: Path, preset: lis
         assert prototype.row < rows / 2
         assert prototype.column < columns / 2
     assert json.loads(likethat("verify", tmp_path / "run", "--json", "--device", "cpu").stdout)["passed"]
+    with open_editor(tmp_path / "run", device="cpu") as editor:
+        offered = [candidate.patch for candidate in editor.candidates(0)]
+    assert offered
+    assert all(patch.row < rows / 2 and patch.column < columns / 2 for patch in offered), "corrections keep to it"
 
 
 def test_boxes_of_the_data_set_are_objects_too(birds: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from likethat.inference.latents import Latents, score_latents
 from likethat.inference.source_image import cut_elsewhere
 from likethat.models.protopnet import ProtoPNet
+from likethat.training.project import off_object
 
 ROUNDS = 15  # of k-means
 NEAR, SPREAD = 16, 48  # patches looked at: those most like the old prototype, and some spread over the class
@@ -40,9 +41,10 @@ class Candidate:
 
 @torch.no_grad()
 def find_candidates(
-    model: ProtoPNet, number: int, latents: Latents, taken: set[Patch], count: int
+    model: ProtoPNet, number: int, latents: Latents, taken: set[Patch], count: int, on_NHW: Tensor | None = None
 ) -> tuple[Candidate, ...]:
     """Find at most one patch of each image, and none that is in `taken`; fewer than `count` where the class has fewer.
+    With `on_NHW`, patches are taken from these cells alone.
 
     Looked at are the patches nearest to prototype `number`, one an image, and patches spread over everything that the
     images of the class show, beginning with what is least like any prototype of the class.
@@ -54,6 +56,8 @@ def find_candidates(
     patch_nSD = layer.patches(z_nDHW).flatten(2).transpose(1, 2)
     width = model.patch_grid[1]
     free_nS = torch.ones(patch_nSD.shape[:2], dtype=torch.bool, device=patch_nSD.device)
+    if on_NHW is not None:
+        free_nS &= ~off_object(on_NHW.to(free_nS.device)[image_n], layer.window)
     row_of = {image: n for n, image in enumerate(image_n.tolist())}
     for patch in taken:
         if patch.image in row_of:

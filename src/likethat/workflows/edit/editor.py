@@ -22,7 +22,7 @@ from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.classifier import Classifier, PreparedPicture
 from likethat.runs.looks import count_looks
-from likethat.training.candidates import Candidate, find_candidates
+from likethat.training.candidates import Candidate
 from likethat.workflows.derived import write_network
 from likethat.workflows.edit.history import (
     BAN,
@@ -145,7 +145,7 @@ class Editor:
         prototypes at any time since the run was opened are not offered."""
         number = self.state.columns.index(self._column(prototype))
         taken = {column.patch for state in self._states for column in state.columns}
-        return find_candidates(self.classifier.networks[0], number, self._workshop.latents["train"], taken, count)
+        return self._workshop.candidates(self.classifier.networks[0], number, taken, count)
 
     def sample(self, candidate: Candidate) -> Sample:
         return self.dataset.train[candidate.patch.image]

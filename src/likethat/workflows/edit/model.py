@@ -20,19 +20,20 @@ from likethat.explaining.explanation import class_number
 from likethat.explaining.gallery import draw_prototypes
 from likethat.inference.latents import Latents, cache_latents, score_latents
 from likethat.inference.passes import last_layer_images, measure
-from likethat.models.protopnet import logits_of_scores
+from likethat.models.protopnet import ProtoPNet, logits_of_scores
 from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.calibration import fit_calibration
 from likethat.runs.classifier import Classifier, PreparedPicture, Prototype, load
 from likethat.runs.layout import RunRecord
-from likethat.training.candidates import Patch
+from likethat.training.candidates import Candidate, Patch, find_candidates
 from likethat.training.last_layer import of_views
 from likethat.training.project import Projection
 from likethat.training.pruning.prune import CachedScores, refit_last_layer
 from likethat.workflows.derived import read_images, rebuild, source_images
 from likethat.workflows.edit.history import Edit
+from likethat.workflows.objects import object_cells
 from likethat.workflows.run_setup import PreparedRun
 
 
@@ -69,6 +70,11 @@ class Workshop:
     sha256: dict[str, str]
     latents: dict[str, Latents]  # 'train', 'views' and 'val'
     scratch: tempfile.TemporaryDirectory[str]  # for pictures of new prototypes
+    on_NHW: Tensor | None = None  # cells of the training images that prototypes may be taken from, where not from all
+
+    def candidates(self, network: ProtoPNet, number: int, taken: set[Patch], count: int) -> tuple[Candidate, ...]:
+        """Return patches that could take the place of a prototype of the network."""
+        return find_candidates(network, number, self.latents["train"], taken, count, self.on_NHW)
 
     def start(self) -> State:
         """Return the state of the run as it is."""
@@ -177,7 +183,10 @@ def open_workshop(
             with display.task(f"latent maps ({part})") as advance:
                 latents[part] = cache_latents(classifier.networks[0], images, folder / f"{part}.bin", advance)
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        return Workshop(classifier, record, prepared.dataset, dict(prepared.sha256), latents, scratch)
+        on_NHW = None
+        if record.config.data.on_object:
+            on_NHW = object_cells(prepared.dataset, classifier.networks[0].backbone.cells)
+        return Workshop(classifier, record, prepared.dataset, dict(prepared.sha256), latents, scratch, on_NHW)
     except BaseException:
         scratch.cleanup()
         raise

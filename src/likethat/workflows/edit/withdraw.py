@@ -12,7 +12,6 @@ from likethat.data.formats import open_by_config
 from likethat.errors import UserError
 from likethat.progress import Display
 from likethat.runs import layout
-from likethat.training.candidates import find_candidates
 from likethat.workflows.derived import GONE
 from likethat.workflows.edit.editor import Editor
 from likethat.workflows.edit.history import (
@@ -91,7 +90,7 @@ def withdraw(workshop: Workshop, start: State, gone: Sequence[str], why: str, wh
     replaced = [number for number, column in enumerate(columns) if column.patch.image == GONE]
     for number in replaced:
         taken = {column.patch for column in columns}
-        candidates = find_candidates(network, number, workshop.latents["train"], taken, 1)
+        candidates = workshop.candidates(network, number, taken, 1)
         if not candidates:
             name = columns[number].prototype.class_name
             raise UserError(f"{name} has no other patch left for prototype {number}; ban that first, then withdraw.")
