@@ -44,6 +44,7 @@ def place(trained: Path, tmp_path: Path) -> Path:
     for name in ("index.html", "atlas.json"):
         (tmp_path / "run" / "atlas" / name).write_text("{}")
     (tmp_path / "run" / "notes.txt").write_text("mine")
+    (tmp_path / "run" / "attribution.safetensors").write_bytes(b"maps of prototypes' pictures")
     return tmp_path
 
 
@@ -96,6 +97,7 @@ def test_pixels_prototypes_and_connections_go(place: Path) -> None:
     with (run / "images.csv").open() as file:
         assert gone.isdisjoint(row["image"] for row in csv.DictReader(file))
     assert not (run / "atlas").exists()
+    assert not (run / "attribution.safetensors").exists()
     assert (run / "notes.txt").read_text() == "mine"
 
     (edit,) = read_history(run)
