@@ -251,5 +251,5 @@ def test_what_needs_one_process_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():  # as torchrun sets them
         monkeypatch.setenv(name, value)
     refused = likethat(*question, tmp_path, check=2)
-    assert refused.stderr.startswith("likethat (process 1): Only train, baseline, evaluate and atlas")
+    assert refused.stderr.startswith("likethat (process 1): Only train, baseline, evaluate, predict and atlas")
     assert refused.stdout == ""
