@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from likethat.errors import UserError
@@ -102,15 +101,20 @@ class Calibration:
         """Return whether there are enough validation images to exclude any class at this level."""
         return math.isfinite(conformal_threshold(self.nonconformity, level))
 
-    def prediction_set(self, probabilities: Sequence[float], level: float = LEVEL) -> list[int]:
-        """Return the classes, likeliest first, that fit no worse than the true classes of validation images did.
+    def likeliest_classes(
+        self, probability_NK: Tensor, level: float = LEVEL, least_N: Tensor | None = None
+    ) -> list[list[int]]:
+        """Return each picture's classes, likeliest first, that fit no worse than the true classes of validation images
+        did; of float64 probabilities, and with `least_N` no fewer than that.
 
         Split-conformal: of pictures that come as the validation images came, at least the share `level` has its
         true class in the set. An empty set says that no class fits.
         """
-        probability_1K = torch.tensor([list(probabilities)], dtype=torch.float64)
-        (inside_K,) = self.prediction_sets(probability_1K, level).tolist()
-        return sorted((k for k, inside in enumerate(inside_K) if inside), key=lambda k: (-probabilities[k], k))
+        size_N = self.prediction_sets(probability_NK, level).sum(1)
+        size_N = size_N if least_N is None else size_N.maximum(least_N)
+        most = int(size_N.max()) if len(size_N) else 0
+        order_Nk = probability_NK.argsort(dim=1, descending=True, stable=True)[:, :most]
+        return [order_k[:size] for order_k, size in zip(order_Nk.tolist(), size_N.tolist(), strict=True)]
 
     def prediction_sets(self, probability_NK: Tensor, level: float = LEVEL) -> Tensor:
         """Return, for float64 probabilities, whether each class is in each picture's prediction set: N x K."""

@@ -178,14 +178,11 @@ class Classifier:
         similarity_B, nearest_B = score_BP.max(1)
         probability_BK, holds_B = logits_BK.softmax(1), self._holds_source(score_BP)
         # A picture that a prototype was cut from has its likeliest class at least.
-        size_B = self.calibration.prediction_sets(probability_BK, level).sum(1).maximum(holds_B.long())
-        most = int(size_B.max()) if len(size_B) else 0
-        likeliest_Bk = probability_BK.argsort(dim=1, descending=True, stable=True)[:, :most]
-        columns = (likeliest_Bk, size_B, likeness_of(logits_BK), nearest_B, similarity_B, holds_B)
-        for likeliest_k, size, likeness, nearest, similarity, source in zip(
-            *(column.tolist() for column in columns), strict=True
+        sets = self.calibration.likeliest_classes(probability_BK, level, holds_B.long())
+        columns = (likeness_of(logits_BK), nearest_B, similarity_B, holds_B)
+        for chosen, likeness, nearest, similarity, source in zip(
+            sets, *(column.tolist() for column in columns), strict=True
         ):
-            chosen = likeliest_k[:size]
             verdicts.append(
                 Verdict(
                     level=level,
