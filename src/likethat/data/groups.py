@@ -47,10 +47,20 @@ def hold_out_groups(samples: Sequence[Sample], fractions: Sequence[float], *, se
     return [tuple(sample for group in part for sample in group.samples) for part in parts]
 
 
+def group_numbers(samples: Sequence[Sample]) -> list[int]:
+    """Return the number of each sample's group, in the order in which groups appear."""
+    number_of: dict[str | tuple[str], int] = {}
+    return [number_of.setdefault(_key_of(sample), len(number_of)) for sample in samples]
+
+
+def _key_of(sample: Sample) -> str | tuple[str]:
+    return (sample.path,) if sample.group is None else sample.group
+
+
 def _make_groups(samples: Sequence[Sample], seed: int) -> list[Group]:
     members: dict[str | tuple[str], list[Sample]] = {}
     for sample in samples:
-        members.setdefault((sample.path,) if sample.group is None else sample.group, []).append(sample)
+        members.setdefault(_key_of(sample), []).append(sample)
     groups = []
     for key, together in members.items():
         count_of: dict[int, int] = {}

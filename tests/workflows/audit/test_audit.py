@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,30 +75,31 @@ def test_swapped_labels_of_real_birds_come_first(tmp_path: Path) -> None:
     assert "is there already" in likethat("data", "audit", run, "--device", "cpu", check=2).stderr
 
 
-def test_each_row_is_what_a_fit_without_that_picture_says(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("group_N", [torch.arange(30), torch.arange(30) // 7, torch.arange(30) % 11])
+def test_each_row_is_what_a_fit_without_its_group_says(group_N: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opinions, "RIDGES", (0.02,))
     monkeypatch.setattr(opinions, "FACTORS", (7.0,))
     feature_NC, label_N = torch.rand(30, 6), torch.arange(30) % 3
-    found_NK = opinion_of_features(feature_NC, label_N, 3)
+    found_NK = opinion_of_features(feature_NC, label_N, group_N, 3)
     x_NC = F.normalize(feature_NC.double() - feature_NC.double().mean(0), dim=1)
     x_NC = torch.cat([x_NC, torch.ones(30, 1)], 1)
     target_NK = F.one_hot(label_N, 3).double()
     for number in range(30):
-        others = torch.arange(30) != number
+        others = group_N != group_N[number]
         x_nC = x_NC[others]
         weight_CK = torch.linalg.solve(x_nC.T @ x_nC + 30 * 0.02 * torch.eye(7), x_nC.T @ target_NK[others])
         expected_K = (7 * x_NC[number] @ weight_CK).log_softmax(0)
         assert torch.allclose(found_NK[number], expected_K, atol=1e-8)
 
 
-def test_the_last_layer_that_judges_a_picture_has_not_seen_it() -> None:
+def test_the_last_layer_that_judges_a_picture_has_not_seen_its_group() -> None:
     settings = resolve("quick").train
     score_NP, label_N, class_P = torch.rand(20, 4), torch.arange(20) % 2, torch.tensor([0, 0, 1, 1])
-    logits_NK = refitted_logits(score_NP, label_N, class_P, 2, settings)
+    group_N = torch.arange(20) // 2
+    logits_NK = refitted_logits(score_NP, label_N, group_N, class_P, 2, settings)
     for number in (0, 7, 13):
-        changed_N = label_N.clone()
-        changed_N[number] = 1 - changed_N[number]
-        again_NK = refitted_logits(score_NP, changed_N, class_P, 2, settings)
+        changed_N = torch.where(group_N == group_N[number], 1 - label_N, label_N)
+        again_NK = refitted_logits(score_NP, changed_N, group_N, class_P, 2, settings)
         assert torch.equal(again_NK[number], logits_NK[number])
     whole = solve_last_layer(score_NP, label_N, class_P, 2, lam=settings.l1, ridge=settings.ridge, own_positive=True)
     assert not torch.allclose(logits_NK, score_NP @ whole.weight_KP.T, atol=1e-3)
@@ -121,7 +123,7 @@ def test_a_prototype_says_nothing_about_its_own_picture(quick: Path, birds: Path
     sample = next(sample for sample in dataset.train if sample.path == prototype.path)
     other = next(name for name in classifier.classes if name != prototype.class_name)
     doubt = Doubt("train", sample, prototype.class_name, other, 0.1, 0.9)
-    fair, whole = explain_without_itself(classifier, dataset.root, doubt), explain(classifier, birds / sample.path)
+    fair, whole = explain_without_itself(classifier, dataset, doubt), explain(classifier, birds / sample.path)
     own = {entry.id for entry in classifier.prototypes if entry.path == sample.path}
     assert {fair.predicted.name, fair.rival} >= {prototype.class_name}
     for sheet in fair.classes:
@@ -130,6 +132,22 @@ def test_a_prototype_says_nothing_about_its_own_picture(quick: Path, birds: Path
         assert sheet.logit == pytest.approx(sum(given.values()), abs=1e-4)
     assert any(row.points for row in whole.predicted.rows if row.match.prototype.id in own)
     assert fair.verdict is None
+
+
+def test_nor_about_others_of_its_burst(quick: Path) -> None:
+    classifier = load(quick, "cpu")
+    dataset = open_run_data(classifier, None)
+    prototype = classifier.prototypes[0]
+    burst = [sample for sample in dataset.train if classifier.classes[sample.label] == prototype.class_name]
+    mate = next(sample for sample in burst if sample.path not in {entry.path for entry in classifier.prototypes})
+    together = tuple(replace(sample, group="burst") if sample in burst else sample for sample in dataset.train)
+    other = next(name for name in classifier.classes if name != prototype.class_name)
+    for data, silent in ((dataset, False), (replace(dataset, train=together), True)):
+        sample = next(sample for sample in data.train if sample.path == mate.path)
+        doubt = Doubt("train", sample, prototype.class_name, other, 0.1, 0.9)
+        sheets = explain_without_itself(classifier, data, doubt).classes
+        of_class = [row for sheet in sheets for row in sheet.rows if row.match.prototype.label == mate.label]
+        assert silent == all(row.points == 0 for row in of_class)
 
 
 def test_what_a_trained_network_cannot_be_asked_is_said(birds: Path, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A network that was trained knows its training pictures by heart, wrong labels included, so it cannot be asked about
 them. What a backbone saw in them before it was trained hangs on no label; a linear layer on that is fitted without the
-picture it judges. Both steps are exact, so nothing here is random.
+picture it judges, and without the others of its group, which are likely to have the same wrong label. Both steps are
+exact, so nothing here is random.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def pooled_features(backbone: Backbone, images: Images, advance: Advance | None 
     return feature_NC
 
 
-def opinion_of_features(feature_NC: Tensor, label_N: Tensor, classes: int) -> Tensor:
+def opinion_of_features(feature_NC: Tensor, label_N: Tensor, group_N: Tensor, classes: int) -> Tensor:
     """Return log probabilities, N x K, by a ridge regression of the labels on the features. Each row is what it says
-    when that picture is left out, which follows from the one fit to all of them."""
+    when that picture's group is left out, which follows from the one fit to all of them."""
     x_NC = feature_NC.double()
     x_NC = F.normalize(x_NC - x_NC.mean(0), dim=1)
     x_NC = torch.cat([x_NC, torch.ones_like(x_NC[:, :1])], 1)
@@ -51,12 +52,24 @@ def opinion_of_features(feature_NC: Tensor, label_N: Tensor, classes: int) -> Te
     found = []
     for ridge in RIDGES:
         inverse_C = 1 / (value_C.clamp(min=0) + ridge)
-        fitted_NK = along_NC @ (inverse_C[:, None] * product_CK)
-        leverage_N = (along_NC.square() * inverse_C).sum(1) / len(x_NC)
-        without_NK = (fitted_NK - leverage_N[:, None] * target_NK) / (1 - leverage_N)[:, None].clamp(min=1e-6)
-        found.append(scaled(without_NK, label_N))
+        missed_NK = target_NK - along_NC @ (inverse_C[:, None] * product_CK)
+        weighed_NC = along_NC * (inverse_C / len(x_NC)).sqrt()
+        found.append(scaled(target_NK - missed_without(missed_NK, weighed_NC, group_N.cpu()), label_N))
     least = min(entropy for entropy, _ in found)
     return [log_NK for entropy, log_NK in found if entropy <= TOLERATED * least][-1]
+
+
+def missed_without(missed_NK: Tensor, weighed_NC: Tensor, group_N: Tensor) -> Tensor:
+    """Return what a linear fit would miss in each row, had it not seen the rows of its group: (1 - H)^-1 of what it
+    misses, with the group's block of the projection H. `weighed_NC` are rows of which H is the product."""
+    leverage_N = weighed_NC.square().sum(1)
+    without_NK = missed_NK / (1 - leverage_N)[:, None].clamp(min=1e-6)
+    order_N = group_N.argsort(stable=True)
+    for rows_n in order_N.split(group_N[order_N].unique_consecutive(return_counts=True)[1].tolist()):
+        if len(rows_n) > 1:
+            kept_nn = torch.eye(len(rows_n), dtype=weighed_NC.dtype) - weighed_NC[rows_n] @ weighed_NC[rows_n].T
+            without_NK[rows_n] = torch.linalg.solve(kept_nn, missed_NK[rows_n])
+    return without_NK
 
 
 def scaled(logits_NK: Tensor, label_N: Tensor) -> tuple[float, Tensor]:
@@ -72,12 +85,17 @@ def own_values(value_NK: Tensor, label_N: Tensor) -> Tensor:
     return value_NK.gather(1, label_N.to(value_NK.device)[:, None])[:, 0]
 
 
-def refitted_logits(score_NP: Tensor, label_N: Tensor, class_P: Tensor, classes: int, settings: TrainConfig) -> Tensor:
-    """Return logits, N x K, by last layers that were each solved without the pictures that they judge."""
-    generator = torch.Generator().manual_seed(seed_for(settings.seed, "audit"))
-    fold_N = (torch.randperm(len(label_N), generator=generator) % FOLDS).to(label_N.device)
+def refitted_logits(
+    score_NP: Tensor, label_N: Tensor, group_N: Tensor, class_P: Tensor, classes: int, settings: TrainConfig
+) -> Tensor:
+    """Return logits, N x K, by last layers that were each solved without the groups of pictures that they judge.
+
+    Groups have numbers from 0 on.
+    """
+    generator, groups = torch.Generator().manual_seed(seed_for(settings.seed, "audit")), int(group_N.max()) + 1
+    fold_N = (torch.randperm(groups, generator=generator)[group_N.cpu()] % FOLDS).to(label_N.device)
     logits_NK = score_NP.new_zeros(len(label_N), classes)
-    for fold in range(min(FOLDS, len(label_N))):
+    for fold in range(min(FOLDS, groups)):
         learned_N = fold_N != fold
         solution = solve_last_layer(
             score_NP[learned_N],

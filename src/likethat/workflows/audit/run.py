@@ -12,6 +12,7 @@ from torch import Tensor
 
 from likethat.config import Config
 from likethat.data.dataset import DataSet, Sample
+from likethat.data.groups import group_numbers
 from likethat.data.loaders import Images
 from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation, Options, explain_batch
@@ -24,7 +25,7 @@ from likethat.runs import layout
 from likethat.runs.classifier import Classifier, load
 from likethat.runtime import seed_for
 from likethat.workflows.audit.opinions import opinion_of_features, own_values, pooled_features, refitted_logits, scaled
-from likethat.workflows.derived import read_images, source_images
+from likethat.workflows.derived import GONE, read_images, source_images
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Audit:
 
     def explained(self, most: int) -> Iterator[Explanation]:
         """Yield the scoring sheets of the first ones: what decides between the two classes, without what prototypes
-        that were cut from the picture itself would say."""
+        that were cut from the picture itself, or from others of its group, would say."""
         for doubt in self.doubts[:most]:
-            yield explain_without_itself(self.classifier, self.dataset.root, doubt)
+            yield explain_without_itself(self.classifier, self.dataset, doubt)
 
 
 def audit_run(run: Path, data: str | None, device: str, display: Display) -> Audit:
@@ -73,8 +74,9 @@ def audit_run(run: Path, data: str | None, device: str, display: Display) -> Aud
         backbone, note = backbone_before(network, config, classifier.device)
         with display.task("features of the images") as advance:
             parts = [pooled_features(backbone, images, advance) for images in (train, val)]
-        log_NK = opinion_of_features(torch.cat(parts), label_N, len(classifier.classes))
-        log_NK = _with_the_runs_own(log_NK, classifier, dataset, train, val, config)
+        group_N = torch.tensor(group_numbers([*dataset.train, *dataset.val]), device=classifier.device)
+        log_NK = opinion_of_features(torch.cat(parts), label_N, group_N, len(classifier.classes))
+        log_NK = _with_the_runs_own(log_NK, classifier, dataset, train, val, group_N, config)
     return Audit(classifier, dataset, _ranked(log_NK, label_N, dataset), note)
 
 
@@ -114,6 +116,7 @@ def _with_the_runs_own(
     dataset: DataSet,
     train: Images,
     val: Images,
+    group_N: Tensor,
     config: Config,
 ) -> Tensor:
     """Return the mean of these log probabilities and of those by the evidence of the run's own prototypes, wherever
@@ -123,11 +126,12 @@ def _with_the_runs_own(
         mean_NK[first_val:] += scaled(classify_images(network, val), val.label_N)[1]
         mean_NK[first_val:] /= 2
     if not has_learned(config):
-        source_P = torch.tensor(source_images(classifier.prototypes, dataset), device=classifier.device)
-        image_N1 = torch.arange(first_val, device=classifier.device)[:, None]
-        fair_NP = leave_source_out(score_images(network, train), image_N1, source_P, network.own_KP)
+        image_P = torch.tensor(source_images(classifier.prototypes, dataset), device=classifier.device)
+        source_P = torch.where(image_P == GONE, GONE, group_N[image_P])
+        train_N = group_N[:first_val]
+        fair_NP = leave_source_out(score_images(network, train), train_N[:, None], source_P, network.own_KP)
         class_P = network.prototype_layer.class_P
-        logits_NK = refitted_logits(fair_NP, train.label_N, class_P, len(classifier.classes), config.train)
+        logits_NK = refitted_logits(fair_NP, train.label_N, train_N, class_P, len(classifier.classes), config.train)
         mean_NK[:first_val] += scaled(logits_NK, train.label_N)[1]
         mean_NK[:first_val] /= 2
     return mean_NK
@@ -147,12 +151,14 @@ def _ranked(log_NK: Tensor, label_N: Tensor, dataset: DataSet) -> tuple[Doubt, .
     return tuple(doubts)
 
 
-def explain_without_itself(classifier: Classifier, root: Path, doubt: Doubt) -> Explanation:
-    """Explain a picture of the run's own data. Prototypes that were cut from it find themselves in it, which says
-    nothing: they give no points."""
-    prepared = classifier.prepare(root / doubt.sample.path, doubt.sample.box)
-    place = doubt.sample.path, doubt.sample.box
-    own = [p for p, prototype in enumerate(classifier.prototypes) if (prototype.path, prototype.crop_to) == place]
+def explain_without_itself(classifier: Classifier, dataset: DataSet, doubt: Doubt) -> Explanation:
+    """Explain a picture of the run's own data. Prototypes that were cut from it, or from others of its group, find
+    themselves in it, which says nothing: they give no points."""
+    prepared = classifier.prepare(dataset.root / doubt.sample.path, doubt.sample.box)
+    group = doubt.sample.group
+    mates = [doubt.sample, *(sample for sample in dataset.train if group is not None and sample.group == group)]
+    places = {(sample.path, sample.box) for sample in mates}
+    own = [p for p, prototype in enumerate(classifier.prototypes) if (prototype.path, prototype.crop_to) in places]
     (output,), (network,) = classifier.outputs([prepared]), classifier.networks
     without = _without(output, own, network.last_layer.weight)
     against = doubt.class_name
