@@ -1,4 +1,5 @@
-"""Parts of what pictures show, found without any annotation: kinds of patches that most pictures show in one place."""
+"""Parts of what pictures show, found without any annotation: kinds of patches that most pictures show in one place, and
+that look otherwise in other classes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from likethat.data.cells import Cells
 from likethat.data.loaders import Images
-from likethat.distributed import gather_rows
+from likethat.distributed import all_reduce_sum, gather_rows
 from likethat.inference.feature_maps import FeatureMaps, own_features_of
 from likethat.inference.moments import feature_moments, principal_components
 from likethat.models.backbone import Backbone
@@ -19,6 +20,8 @@ from likethat.runtime import seed_for, send
 KINDS, KINDS_A_PART = 20, 2  # kinds of patches that parts are chosen among, at least; and for each part
 STARTS = 8  # of k-means, of which that with the best parts counts
 WIDTH = 512  # principal components that patches are compared by, at most
+FIRST = 64  # of them, by which classes are compared
+LEAST = 0.01  # share of class that is told from none
 SAMPLES = 2**14  # patches that kinds are told apart by, at most
 ROUNDS = 25  # of k-means
 NEAR = 2  # cells around its peak in which a compact kind lies
@@ -46,8 +49,9 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, on_
     where it is given.
 
     A kind of patch is the better a part the more images show it, and the nearer to its peak in an image its patches
-    lie: backgrounds are of many kinds, of which an image shows few, all over the place. Kinds are told apart several
-    times, from other starts; the best parts together win.
+    lie: backgrounds are of many kinds, of which an image shows few, all over the place. And it is the better the more
+    its patches at the peak differ from class to class: the corner of a picture is in every picture, and says nothing.
+    Kinds are told apart several times, from other starts; the best parts together win.
     """
     places = backbone.map_size[0] * backbone.map_size[1]
     each = min(places, max(1, SAMPLES // len(images)))
@@ -59,15 +63,25 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, on_
     centre_AMD = torch.stack([k_means(sample_SD, kinds, seed_for("parts", start)) for start in range(STARTS)])
     place_NAM = torch.zeros(len(images), STARTS, kinds, dtype=torch.long, device=images.device)
     compact_NAM = torch.zeros(len(images), STARTS, kinds, device=images.device)  # 0 where an image shows none of a kind
-    for index_B, feature_BCHW, _ in own_features_of(backbone, images):
-        here_B = send(index_B, images.device)
+    classes, first = int(images.label_N.max()) + 1, min(FIRST, len(bias_D))
+    total_KAMD = torch.zeros(classes, STARTS, kinds, first, device=images.device)
+    square_KAM = torch.zeros(classes, STARTS, kinds, device=images.device)
+    for index_B, feature_BCHW, label_B in own_features_of(backbone, images):
+        here_B, class_BK = send(index_B, images.device), F.one_hot(label_B, classes).float()
         patch_BDHW = torch.einsum("bchw,dc->bdhw", feature_BCHW, weight_DC) + bias_D[:, None, None]
         patch_BDHW = F.normalize(patch_BDHW, dim=1)
         for start, centre_MD in enumerate(centre_AMD):
             on_BHW = None if on_NHW is None else on_NHW.to(images.device)[here_B]
-            place_NAM[here_B, start], compact_NAM[here_B, start] = locate(patch_BDHW, centre_MD, on_BHW)
+            place_BM, compact_BM = locate(patch_BDHW, centre_MD, on_BHW)
+            place_NAM[here_B, start], compact_NAM[here_B, start] = place_BM, compact_BM
+            peak_BDM = patch_BDHW[:, -first:].flatten(2).gather(2, place_BM[:, None].expand(-1, first, -1))
+            peak_BMD = peak_BDM.mT * (compact_BM > 0)[..., None]
+            total_KAMD[:, start] += torch.einsum("bk,bmd->kmd", class_BK, peak_BMD)
+            square_KAM[:, start] += torch.einsum("bk,bm->km", class_BK, peak_BMD.square().sum(2))
     place_NAM, compact_NAM = gather_rows(place_NAM), gather_rows(compact_NAM)
-    best_Am = compact_NAM.mean(0).topk(count, dim=1)
+    count_KAM = torch.zeros_like(square_KAM).long().index_add_(0, images.label_N, (compact_NAM > 0).long())
+    of_class_AM = share_of_class(all_reduce_sum(total_KAMD), all_reduce_sum(square_KAM), count_KAM)
+    best_Am = (compact_NAM.mean(0) * of_class_AM.clamp(min=LEAST)).topk(count, dim=1)
     start = int(best_Am.values.sum(1).argmax())
     best_m = best_Am.indices[start]
     return Parts(place_NAM[:, start, best_m], compact_NAM[:, start, best_m] > 0)
@@ -96,6 +110,18 @@ def locate(patch_BDHW: Tensor, centre_MD: Tensor, on_BHW: Tensor | None = None) 
     )
     near_BM = (is_best_BSM & (away_BSM <= NEAR)).sum(1)
     return peak_BM, near_BM / is_best_BSM.sum(1).clamp(min=1)
+
+
+def share_of_class(total_KAMD: Tensor, square_KAM: Tensor, count_KAM: Tensor) -> Tensor:
+    """Return how much of the spread of vectors is that of the means of their classes, less what chance makes of it.
+
+    Given are, of every class, the sum of its vectors, that of their squared lengths and their number.
+    """
+    count_AM, mean_square_AM = count_KAM.sum(0), total_KAMD.sum(0).square().sum(-1) / count_KAM.sum(0).clamp(min=1)
+    of_means_AM = (total_KAMD.square().sum(-1) / count_KAM.clamp(min=1)).sum(0) - mean_square_AM
+    share_AM = of_means_AM / (square_KAM.sum(0) - mean_square_AM).clamp(min=1e-12)
+    chance_AM = ((count_KAM > 0).sum(0) - 1) / (count_AM - 1).clamp(min=1)
+    return torch.where(chance_AM < 1, (share_AM - chance_AM) / (1 - chance_AM).clamp(min=1e-6), 0.0)
 
 
 def k_means(sample_SD: Tensor, count: int, seed: int) -> Tensor:
