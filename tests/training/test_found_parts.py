@@ -38,11 +38,11 @@ def test_the_share_of_class_is_that_of_the_loops() -> None:
     label_N = torch.tensor([0] * 7 + [1] * 5 + [3] + [4] * 4)
     look_K3D = torch.randn(5, 3, 4, generator=generator) * torch.tensor([2.0, 0.5, 0.0])[:, None]
     vector_N3D = look_K3D[label_N] + torch.randn(17, 3, 4, generator=generator)
-    total_K13D, square_K13 = torch.zeros(5, 1, 3, 4), torch.zeros(5, 1, 3)
+    total_K13D = torch.zeros(5, 1, 3, 4)
     total_K13D[:, 0].index_add_(0, label_N, vector_N3D)
-    square_K13[:, 0].index_add_(0, label_N, vector_N3D.square().sum(2))
+    square_13 = vector_N3D.square().sum((0, 2))[None]
     count_K13 = label_N.bincount(minlength=5)[:, None, None].expand(-1, 1, 3)
-    share_3 = share_of_class(total_K13D, square_K13, count_K13)[0]
+    share_3 = share_of_class(total_K13D, square_13, count_K13)[0]
     for kind in range(3):
         vector_ND = vector_N3D[:, kind]
         spread = sum(float((vector_D - vector_ND.mean(0)).square().sum()) for vector_D in vector_ND)
@@ -59,7 +59,7 @@ def test_where_classes_cannot_be_compared_there_is_no_share() -> None:
     """Two vectors of one class, and two classes of one vector."""
     total_K12D = torch.tensor([[[2.0, 0.0], [1.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]])[:, None]
     count_K12 = torch.tensor([[[2, 1]], [[0, 1]]])
-    assert share_of_class(total_K12D, count_K12.float(), count_K12).tolist() == [[0.0, 0.0]]
+    assert share_of_class(total_K12D, torch.full((1, 2), 2.0), count_K12).tolist() == [[0.0, 0.0]]
 
 
 def test_what_most_images_show_in_one_place_is_a_part_and_backgrounds_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

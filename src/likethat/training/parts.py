@@ -63,9 +63,9 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, on_
     centre_AMD = torch.stack([k_means(sample_SD, kinds, seed_for("parts", start)) for start in range(STARTS)])
     place_NAM = torch.zeros(len(images), STARTS, kinds, dtype=torch.long, device=images.device)
     compact_NAM = torch.zeros(len(images), STARTS, kinds, device=images.device)  # 0 where an image shows none of a kind
-    classes, first = int(images.label_N.max()) + 1, min(FIRST, len(bias_D))
-    total_KAMD = torch.zeros(classes, STARTS, kinds, first, device=images.device)
-    square_KAM = torch.zeros(classes, STARTS, kinds, device=images.device)
+    classes = int(images.label_N.max()) + 1
+    total_KAMD = torch.zeros(classes, STARTS, kinds, min(FIRST, len(bias_D)), device=images.device)
+    square_AM = torch.zeros(STARTS, kinds, device=images.device)
     for index_B, feature_BCHW, label_B in own_features_of(backbone, images):
         here_B, class_BK = send(index_B, images.device), F.one_hot(label_B, classes).float()
         patch_BDHW = torch.einsum("bchw,dc->bdhw", feature_BCHW, weight_DC) + bias_D[:, None, None]
@@ -74,13 +74,13 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, on_
             on_BHW = None if on_NHW is None else on_NHW.to(images.device)[here_B]
             place_BM, compact_BM = locate(patch_BDHW, centre_MD, on_BHW)
             place_NAM[here_B, start], compact_NAM[here_B, start] = place_BM, compact_BM
-            peak_BDM = patch_BDHW[:, -first:].flatten(2).gather(2, place_BM[:, None].expand(-1, first, -1))
-            peak_BMD = peak_BDM.mT * (compact_BM > 0)[..., None]
+            peak_BMD = patches_at(patch_BDHW[:, -FIRST:], place_BM) * (compact_BM > 0)[..., None]
             total_KAMD[:, start] += torch.einsum("bk,bmd->kmd", class_BK, peak_BMD)
-            square_KAM[:, start] += torch.einsum("bk,bm->km", class_BK, peak_BMD.square().sum(2))
+            square_AM[start] += peak_BMD.square().sum((0, 2))
     place_NAM, compact_NAM = gather_rows(place_NAM), gather_rows(compact_NAM)
-    count_KAM = torch.zeros_like(square_KAM).long().index_add_(0, images.label_N, (compact_NAM > 0).long())
-    of_class_AM = share_of_class(all_reduce_sum(total_KAMD), all_reduce_sum(square_KAM), count_KAM)
+    shown_NAM = (compact_NAM > 0).long()
+    count_KAM = shown_NAM.new_zeros(classes, STARTS, kinds).index_add_(0, images.label_N, shown_NAM)
+    of_class_AM = share_of_class(all_reduce_sum(total_KAMD), all_reduce_sum(square_AM), count_KAM)
     best_Am = (compact_NAM.mean(0) * of_class_AM.clamp(min=LEAST)).topk(count, dim=1)
     start = int(best_Am.values.sum(1).argmax())
     best_m = best_Am.indices[start]
@@ -112,15 +112,20 @@ def locate(patch_BDHW: Tensor, centre_MD: Tensor, on_BHW: Tensor | None = None) 
     return peak_BM, near_BM / is_best_BSM.sum(1).clamp(min=1)
 
 
-def share_of_class(total_KAMD: Tensor, square_KAM: Tensor, count_KAM: Tensor) -> Tensor:
+def patches_at(patch_BDHW: Tensor, place_BM: Tensor) -> Tensor:
+    """Return the patches at these places of each map: B x M x D."""
+    return patch_BDHW.flatten(2).gather(2, place_BM[:, None].expand(-1, patch_BDHW.shape[1], -1)).mT
+
+
+def share_of_class(total_KAMD: Tensor, square_AM: Tensor, count_KAM: Tensor) -> Tensor:
     """Return how much of the spread of vectors is that of the means of their classes, less what chance makes of it.
 
-    Given are, of every class, the sum of its vectors, that of their squared lengths and their number.
+    Given are the sum of the vectors of every class, their number, and the sum of the squared lengths of all.
     """
     count_AM, mean_square_AM = count_KAM.sum(0), total_KAMD.sum(0).square().sum(-1) / count_KAM.sum(0).clamp(min=1)
     of_means_AM = (total_KAMD.square().sum(-1) / count_KAM.clamp(min=1)).sum(0) - mean_square_AM
-    share_AM = of_means_AM / (square_KAM.sum(0) - mean_square_AM).clamp(min=1e-12)
-    chance_AM = ((count_KAM > 0).sum(0) - 1) / (count_AM - 1).clamp(min=1)
+    share_AM = of_means_AM / (square_AM - mean_square_AM).clamp(min=1e-12)
+    chance_AM = ((count_KAM > 0).sum(0) - 1).clamp(min=0) / (count_AM - 1).clamp(min=1)
     return torch.where(chance_AM < 1, (share_AM - chance_AM) / (1 - chance_AM).clamp(min=1e-6), 0.0)
 
 
