@@ -108,7 +108,7 @@ def test_atlas_and_metrics(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_what_is_made_of_it_is_proven_too(run: Path, birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = {name: run.parent / name for name in ("pruned", "edited", "both")}
-    assert main(["prune", str(run), "--out", str(made["pruned"]), "--device", "cpu"]) == 0
+    assert main(["prune", str(run), "--out", str(made["pruned"]), "--keep-one", "--device", "cpu"]) == 0
     assert main(["edit", str(run), "--ban", "4", "--out", str(made["edited"]), "--device", "cpu"]) == 0
     assert main(["combine", str(run), str(made["edited"]), "--out", str(made["both"]), "--device", "cpu"]) == 0
     for folder in made.values():
