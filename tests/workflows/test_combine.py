@@ -140,7 +140,11 @@ def test_a_budget_holds_for_all_members_together(
     # Fewer connections than prototypes: some leave, of each member in proportion, and no class loses its last one.
     assert main(["prune", str(folder / "ab"), "--out", str(tmp_path / "few"), "--budget", "8", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert 6 <= told["connections"] <= told["prototypes"] <= 8, "the solver may leave one without any"
+    assert 6 <= told["connections"] <= told["prototypes"] <= 8
+    few = load(tmp_path / "few", "cpu")
+    label_C, prototype_C = few.weight_KP.nonzero().unbind(1)
+    assert len(label_C) == told["connections"]
+    assert label_C.tolist() == [few.prototypes[number].label for number in prototype_C.tolist()], "own ones alone"
     for number in range(2):
         assert min(layout.read_record(tmp_path / "few" / "members" / str(number)).prototypes_of_class) >= 1
     assert main(["prune", str(folder / "ab"), "--out", str(tmp_path / "none"), "--budget", "5"]) == 2

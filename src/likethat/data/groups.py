@@ -50,17 +50,18 @@ def hold_out_groups(samples: Sequence[Sample], fractions: Sequence[float], *, se
 def group_numbers(samples: Sequence[Sample]) -> list[int]:
     """Return the number of each sample's group, in the order in which groups appear."""
     number_of: dict[str | tuple[str], int] = {}
-    return [number_of.setdefault(_key_of(sample), len(number_of)) for sample in samples]
+    return [number_of.setdefault(group_of(sample), len(number_of)) for sample in samples]
 
 
-def _key_of(sample: Sample) -> str | tuple[str]:
+def group_of(sample: Sample) -> str | tuple[str]:
+    """Return what pictures of one group have in common; one without a group is alone in its own."""
     return (sample.path,) if sample.group is None else sample.group
 
 
 def _make_groups(samples: Sequence[Sample], seed: int) -> list[Group]:
     members: dict[str | tuple[str], list[Sample]] = {}
     for sample in samples:
-        members.setdefault(_key_of(sample), []).append(sample)
+        members.setdefault(group_of(sample), []).append(sample)
     groups = []
     for key, together in members.items():
         count_of: dict[int, int] = {}

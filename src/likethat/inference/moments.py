@@ -33,10 +33,8 @@ def feature_moments(backbone: Backbone, images: Images | FeatureMaps, each: int)
     seen, total_C, product_CC = 0, torch.zeros(channels).double(), torch.zeros(channels, channels).double()
     for index_B, feature_BCHW, _ in own_features_of(backbone, images):
         here_B = send(index_B, images.device)
-        feature_BSC = feature_BCHW.flatten(2).mT
-        place_Be = (here_B[:, None] * STRIDE + spread_e) % places
-        sample_NeC[here_B] = feature_BSC.gather(1, place_Be[..., None].expand(-1, -1, channels))
-        flat_SC = feature_BSC.flatten(0, 1)
+        sample_NeC[here_B] = at_places(feature_BCHW, (here_B[:, None] * STRIDE + spread_e) % places)
+        flat_SC = feature_BCHW.flatten(2).mT.flatten(0, 1)
         seen += len(flat_SC)
         total_C = total_C + flat_SC.sum(0).cpu().double()
         product_CC = product_CC + (flat_SC.T @ flat_SC).cpu().double()
@@ -44,6 +42,11 @@ def feature_moments(backbone: Backbone, images: Images | FeatureMaps, each: int)
     mean_C = all_reduce_sum(total_C) / patches
     covariance_CC = all_reduce_sum(product_CC) / patches - torch.outer(mean_C, mean_C)
     return Moments(mean_C, covariance_CC, gather_rows(sample_NeC).flatten(0, 1))
+
+
+def at_places(map_BCHW: Tensor, place_Be: Tensor) -> Tensor:
+    """Return the vectors at these places, row by row, of each map: B x e x C."""
+    return map_BCHW.flatten(2).mT.gather(1, place_Be[..., None].expand(-1, -1, map_BCHW.shape[1]))
 
 
 def principal_components(moments: Moments, width: int) -> tuple[Tensor, Tensor]:

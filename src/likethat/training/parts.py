@@ -13,7 +13,7 @@ from likethat.data.cells import Cells
 from likethat.data.loaders import Images
 from likethat.distributed import all_reduce_sum, gather_rows
 from likethat.inference.feature_maps import FeatureMaps, own_features_of
-from likethat.inference.moments import feature_moments, principal_components
+from likethat.inference.moments import at_places, feature_moments, principal_components
 from likethat.models.backbone import Backbone
 from likethat.runtime import seed_for, send
 
@@ -70,11 +70,11 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, on_
         here_B, class_BK = send(index_B, images.device), F.one_hot(label_B, classes).float()
         patch_BDHW = torch.einsum("bchw,dc->bdhw", feature_BCHW, weight_DC) + bias_D[:, None, None]
         patch_BDHW = F.normalize(patch_BDHW, dim=1)
+        on_BHW = None if on_NHW is None else on_NHW.to(images.device)[here_B]
         for start, centre_MD in enumerate(centre_AMD):
-            on_BHW = None if on_NHW is None else on_NHW.to(images.device)[here_B]
             place_BM, compact_BM = locate(patch_BDHW, centre_MD, on_BHW)
             place_NAM[here_B, start], compact_NAM[here_B, start] = place_BM, compact_BM
-            peak_BMD = patches_at(patch_BDHW[:, -FIRST:], place_BM) * (compact_BM > 0)[..., None]
+            peak_BMD = at_places(patch_BDHW[:, -FIRST:], place_BM) * (compact_BM > 0)[..., None]
             total_KAMD[:, start] += torch.einsum("bk,bmd->kmd", class_BK, peak_BMD)
             square_AM[start] += peak_BMD.square().sum((0, 2))
     place_NAM, compact_NAM = gather_rows(place_NAM), gather_rows(compact_NAM)
@@ -110,11 +110,6 @@ def locate(patch_BDHW: Tensor, centre_MD: Tensor, on_BHW: Tensor | None = None) 
     )
     near_BM = (is_best_BSM & (away_BSM <= NEAR)).sum(1)
     return peak_BM, near_BM / is_best_BSM.sum(1).clamp(min=1)
-
-
-def patches_at(patch_BDHW: Tensor, place_BM: Tensor) -> Tensor:
-    """Return the patches at these places of each map: B x M x D."""
-    return patch_BDHW.flatten(2).gather(2, place_BM[:, None].expand(-1, patch_BDHW.shape[1], -1)).mT
 
 
 def share_of_class(total_KAMD: Tensor, square_AM: Tensor, count_KAM: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from likethat.config import Config
 from likethat.data.dataset import DataSet, Sample
-from likethat.data.groups import group_numbers
+from likethat.data.groups import group_numbers, group_of
 from likethat.data.loaders import Images
 from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation, Options, explain_batch
@@ -155,9 +155,8 @@ def explain_without_itself(classifier: Classifier, dataset: DataSet, doubt: Doub
     """Explain a picture of the run's own data. Prototypes that were cut from it, or from others of its group, find
     themselves in it, which says nothing: they give no points."""
     prepared = classifier.prepare(dataset.root / doubt.sample.path, doubt.sample.box)
-    group = doubt.sample.group
-    mates = [doubt.sample, *(sample for sample in dataset.train if group is not None and sample.group == group)]
-    places = {(sample.path, sample.box) for sample in mates}
+    group = group_of(doubt.sample)
+    places = {(sample.path, sample.box) for sample in dataset.train if group_of(sample) == group}
     own = [p for p, prototype in enumerate(classifier.prototypes) if (prototype.path, prototype.crop_to) in places]
     (output,), (network,) = classifier.outputs([prepared]), classifier.networks
     without = _without(output, own, network.last_layer.weight)
