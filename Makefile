@@ -7,7 +7,7 @@ BIN := .venv/bin
 .venv/installed: pyproject.toml
 	@echo "== setting up .venv (torch and friends: a few minutes the first time)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,tensorboard]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev,tensorboard]'
 	@touch $@
 
 demo: .venv/installed

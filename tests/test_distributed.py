@@ -17,19 +17,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import distributed_case
+from helpers.interrupted import signalled
 from helpers.runs import TINY, likethat
 
 from likethat.data.cache import decode_samples, load_dataset
 from likethat.data.formats import open_dataset
 from likethat.data.synthetic.field_guide import make_birds
-from likethat.runs.atomic_files import load_tensors
+from likethat.runs.atomic_files import load_tensors, save_tensors
 
 CASE = Path(__file__).parent / "helpers" / "distributed_case.py"
 OPTIONS = [*TINY, *"--batch-size 9 --baseline-epochs 2 --joint-epochs 1,1".split()]
 
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
-# Ends the second process (or the only one) by SIGKILL in a stage, every step having been saved.
+# Ends the second process by SIGKILL in a stage, every step having been saved.
 KILLER = """
 import os, signal, sys
 from likethat.training import loop, state
@@ -39,12 +41,22 @@ batch_costs, calls = loop.batch_costs, 0
 def deadly(run_state, its_stage, *rest):
     global calls
     calls += its_stage == stage
-    if calls == count and os.environ.get("RANK", "1") == "1":
+    if calls == count and os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
     return batch_costs(run_state, its_stage, *rest)
 loop.batch_costs = deadly
 from likethat.cli.parser import main
 sys.exit(main(sys.argv[3:]))
+"""
+
+# Runs commands one after another, and keeps what each process says to each.
+COMMANDS = """
+import contextlib, json, os, sys
+from pathlib import Path
+from likethat.cli.parser import main
+for name, command in json.loads(sys.argv[2]).items():
+    with Path(sys.argv[1], name + os.environ["RANK"]).open("w") as said, contextlib.redirect_stdout(said):
+        assert main(command) == 0
 """
 
 # Reads images into one file; the second process ends by SIGKILL after so many of its share, or all go on to the end.
@@ -100,11 +112,30 @@ def run(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def together(run: Path, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two processes have evaluated the run, drawn its atlas and predicted: with what they said and made."""
+    folder, made = tmp_path_factory.mktemp("together"), tmp_path_factory.mktemp("made")
+    script = tmp_path_factory.mktemp("script") / "commands.py"
+    script.write_text(COMMANDS)
+    commands = {
+        "evaluate": ["evaluate", str(run), "--json"],
+        "atlas": ["atlas", str(run), "--out", str(made / "atlas")],
+        "predict": ["predict", str(run), str(birds), "--out", str(made / "answers.csv")],
+    }
+    torchrun(script, folder, json.dumps({name: [*words, "--device", "cpu"] for name, words in commands.items()}))
+    assert sorted(path.name for path in made.iterdir()) == ["answers.csv", "atlas"]
+    for path in made.iterdir():
+        path.rename(folder / path.name)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], ...]:
     """Of one process and of two, what distributed_case.py computes."""
-    folder = tmp_path_factory.mktemp("case")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(CASE), str(folder / "one.safetensors")], check=True, env=environment)
+    folder, threads = tmp_path_factory.mktemp("case"), torch.get_num_threads()
+    torch.set_num_threads(1)  # as each of the two has
+    save_tensors(folder / "one.safetensors", distributed_case.work(folder / "one.scores"))
+    torch.set_num_threads(threads)
     torchrun(CASE, folder / "two.safetensors")
     return tuple(load_tensors(folder / f"{name}.safetensors")[0] for name in ("one", "two"))
 
@@ -137,24 +168,20 @@ def test_steps_are_those_of_the_whole_batch(
     assert all(map(math.isfinite, costs))
 
 
-def test_evaluate_and_atlas_answer_to_the_bit(run: Path, tmp_path: Path) -> None:
+def test_evaluate_and_atlas_answer_to_the_bit(run: Path, together: Path, tmp_path: Path) -> None:
     alone = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])  # what the run ended with
-    together = json.loads(torchrun("-m", "likethat", "evaluate", run, "--json", "--device", "cpu").stdout)
-    assert {"stage": "test", "looks": 1, **together} == alone
+    assert {"stage": "test", "looks": 1, **json.loads((together / "evaluate0").read_text())} == alone
+    assert (together / "evaluate1").read_text() == ""
     likethat("atlas", run, "--device", "cpu", "--out", tmp_path / "one")
-    torchrun("-m", "likethat", "atlas", run, "--device", "cpu", "--out", tmp_path / "two")
     files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
     assert len(files) > 10
     for file in files:
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+        assert (tmp_path / "one" / file).read_bytes() == (together / "atlas" / file).read_bytes(), file
 
 
-def test_two_processes_answer_into_one_file(run: Path, birds: Path, tmp_path: Path) -> None:
-    predict = ["predict", run, birds, "--device", "cpu"]
-    likethat(*predict, "--out", tmp_path / "one.csv")
-    torchrun("-m", "likethat", *predict, "--out", tmp_path / "two.csv")
-    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.csv", "two.csv"]
+def test_two_processes_answer_into_one_file(run: Path, birds: Path, together: Path, tmp_path: Path) -> None:
+    likethat("predict", run, birds, "--device", "cpu", "--out", tmp_path / "one.csv")
+    assert (tmp_path / "one.csv").read_bytes() == (together / "answers.csv").read_bytes()
 
 
 def test_a_lost_process_is_told_and_any_number_goes_on(run: Path, birds: Path, tmp_path: Path) -> None:
@@ -162,12 +189,11 @@ def test_a_lost_process_is_told_and_any_number_goes_on(run: Path, birds: Path, t
     starts both again, one is killed again, and one process goes on to the end."""
     out, killer = tmp_path / "run", tmp_path / "killer.py"
     killer.write_text(KILLER)
-    train = ["train", birds, "--out", out, *OPTIONS]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, killer, "baseline", "14", *train], env=environment, capture_output=True)
+    train = ["train", str(birds), "--out", str(out), *OPTIONS]
+    killed = signalled(train, "baseline", 14, save_every=0)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     lost = torchrun(killer, "joint", "4", *train, "--resume", check=False, restarts=1)
-    assert lost.stderr.count("likethat (process 0): Another process of this run was lost") == 2
+    assert lost.stderr.count("likethat (process 0): Another process of this run was lost") == 2, lost.stderr
     assert lost.stderr.count("go on with --resume") == 2
     assert re.search(r"rank +: 1 ", lost.stderr), "torchrun says which"
     _, reached = load_tensors(out / "checkpoints" / "state.safetensors")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -38,17 +39,25 @@ def likethat(
 
     The process is forked off one that has loaded torch already, which takes longer than most of these commands.
     """
-    command, environment = list(map(str, arguments)), {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder, name)) for name in ("stdout", "stderr")]
-        process = _LOADED.Process(target=_command, args=(command, files, environment, os.getcwd(), before))
-        process.start()
+        process = forked_command(list(map(str, arguments)), files, before)
         process.join()
         done = subprocess.CompletedProcess(
-            command, process.exitcode or 0, *(Path(file).read_text(encoding="utf-8") for file in files)
+            list(map(str, arguments)),
+            process.exitcode or 0,
+            *(Path(file).read_text(encoding="utf-8") for file in files),
         )
     assert check is None or done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def forked_command(command: list[str], files: list[str], before: Callable[[], object] | None) -> BaseProcess:
+    """Begin a command whose stdout and stderr go to these files."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = _LOADED.Process(target=_command, args=(command, files, environment, os.getcwd(), before))
+    process.start()
+    return process
 
 
 def _command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,11 +17,12 @@ from likethat.progress import Advance
 from likethat.runtime import physical_memory, send
 
 MEMORY_SHARE = 0.25  # of the machine's memory that maps may take where they can be computed again
+GPU_SHARE = 0.25  # of the free GPU memory that maps may take
 
 
 @dataclass(frozen=True)
 class FeatureMaps:
-    """Maps of a backbone that has already run; in the CPU's memory, which is larger."""
+    """Maps of a backbone that has already run; on the device where they fit there, or else in the CPU's memory."""
 
     map_NCHW: Tensor
     label_N: Tensor  # on the device
@@ -31,11 +33,12 @@ class FeatureMaps:
 
     def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return some maps and their labels, on the device."""
-        return send(self.map_NCHW[index_B.cpu()], self.device), self.label_N[index_B.to(self.device)]
+        map_BCHW = self.map_NCHW[send(index_B, self.map_NCHW.device)]
+        return send(map_BCHW, self.device), self.label_N[send(index_B, self.device)]
 
     def select(self, keep_N: Tensor) -> FeatureMaps:
         """Return the maps of these images only."""
-        return FeatureMaps(self.map_NCHW[keep_N.cpu()], self.label_N[keep_N], self.device)
+        return FeatureMaps(self.map_NCHW[keep_N.to(self.map_NCHW.device)], self.label_N[keep_N], self.device)
 
 
 def maps_if_they_fit(backbone: Backbone, images: Images, advance: Advance | None = None) -> Images | FeatureMaps:
@@ -53,12 +56,19 @@ def keep_feature_maps(
 ) -> FeatureMaps:
     """Run the backbone, which is in evaluation mode, once over these images."""
     chosen = Images(images.pixel_NHW3[keep_N.to(images.pixel_NHW3.device)], images.label_N[keep_N], images.device)
-    map_NHWC = torch.zeros(len(chosen), *backbone.map_size, backbone.channels)
+    shape = (len(chosen), *backbone.map_size, backbone.channels)
+    map_NHWC = torch.zeros(shape, device=_place_for(4 * math.prod(shape), images.device))
     map_NCHW = map_NHWC.permute(0, 3, 1, 2)  # in memory as convolutions leave them
     for index_B, feature_BCHW, _ in own_features_of(backbone, chosen, advance):
-        map_NCHW[index_B] = feature_BCHW.cpu()
+        map_NCHW[send(index_B, map_NCHW.device)] = feature_BCHW.to(map_NCHW.device)
     gather_rows(map_NHWC)
     return FeatureMaps(map_NCHW, chosen.label_N, images.device)
+
+
+def _place_for(size: int, device: torch.device) -> torch.device:
+    """Return the device if it is a GPU with room for so many bytes, or else the CPU, whose memory is larger."""
+    fits = device.type == "cuda" and size < GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+    return device if fits else torch.device("cpu")
 
 
 def own_features_of(

@@ -126,7 +126,10 @@ def unreadable(path: Path, error: OSError) -> UserError:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], document: Any = None) -> None:
     """Save tensors and, in the file's metadata, a JSON document that belongs to them."""
     # The format wants memory of its own for each tensor; two names may share one here.
-    contiguous = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    contiguous = {
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
     with atomic_path(path) as temporary:
         try:
             save_file(contiguous, temporary, metadata={"document": json.dumps(document)})

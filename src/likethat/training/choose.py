@@ -39,9 +39,10 @@ def start_from_baseline(
     height, width = model.patch_grid
     set_add_on(model, feature_moments(baseline.backbone, images, 0))
     layer = model.prototype_layer
-    mean_mD = mean_patches(model, images, parts)
+    patches = PatchesByClass(model, images, parts.place_Nm)
+    mean_mD = mean_patches(patches, parts)
     image_P, place_P = torch.zeros_like(layer.class_P), torch.zeros_like(layer.class_P)
-    for label, image_n, patch_nmD in patches_by_class(model, images, parts.place_Nm):
+    for label, image_n, patch_nmD in patches:
         member_m = (layer.class_P == label).nonzero()[:, 0]
         pick_m, place_m = typical_patches(patch_nmD, mean_mD, parts.select(image_n), len(member_m), height * width)
         image_P[member_m], place_P[member_m] = image_n[pick_m], place_m
@@ -51,26 +52,35 @@ def start_from_baseline(
     return Projection(image_P, place_P // width, place_P % width, torch.zeros_like(vector_PD[:, 0]))
 
 
-def mean_patches(model: ProtoPNet, images: Images | FeatureMaps, parts: Parts) -> Tensor:
+class PatchesByClass:
+    """Of every class its number, its n images, and the m patches of each that lie at these places, to go through as
+    often as needed: kept where all fit into memory, else embedded again each time."""
+
+    def __init__(self, model: ProtoPNet, images: Images | FeatureMaps, place_Nm: Tensor) -> None:
+        self.model, self.images, self.place_Nm = model, images, place_Nm
+        self.image_of = [(images.label_N == label).nonzero()[:, 0] for label in range(model.num_classes)]
+        size = 4 * place_Nm.shape[1] * model.prototype_layer.vectors().shape[1]
+        self.groups = list(groups_within([size * len(image_n) for image_n in self.image_of], MOST_BYTES))
+        self.kept = list(self._embedded()) if len(self.groups) == 1 else None
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        return self._embedded() if self.kept is None else iter(self.kept)
+
+    def _embedded(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        parts = self.place_Nm.shape[1]
+        for labels in self.groups:
+            together = self.image_of[labels.start : labels.stop]
+            image_S = torch.cat(together)
+            place_T = self.place_Nm[image_S].flatten()
+            patch_TD = embed(self.model, self.images, image_S.repeat_interleave(parts), place_T)
+            split = patch_TD.unflatten(0, (-1, parts)).split([len(image_n) for image_n in together])
+            yield from zip(labels, together, split, strict=True)
+
+
+def mean_patches(patches: PatchesByClass, parts: Parts) -> Tensor:
     """Return the mean patch of each part, over the images that show it: m x D."""
-    total_mD = torch.zeros(parts.shown_Nm.shape[1], model.prototype_layer.vectors().shape[1], device=images.device)
-    for _, image_n, patch_nmD in patches_by_class(model, images, parts.place_Nm):
-        total_mD = total_mD + (patch_nmD * parts.shown_Nm[image_n][..., None]).sum(0)
+    total_mD = sum((patch_nmD * parts.shown_Nm[image_n][..., None]).sum(0) for _, image_n, patch_nmD in patches)
     return total_mD / parts.shown_Nm.sum(0).clamp(min=1)[:, None]
-
-
-def patches_by_class(
-    model: ProtoPNet, images: Images | FeatureMaps, place_Nm: Tensor
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield of every class its number, its n images, and the m patches of each that lie at these places."""
-    parts, width = place_Nm.shape[1], model.prototype_layer.vectors().shape[1]
-    image_of = [(images.label_N == label).nonzero()[:, 0] for label in range(model.num_classes)]
-    for labels in groups_within([4 * len(image_n) * parts * width for image_n in image_of], MOST_BYTES):
-        together = image_of[labels.start : labels.stop]
-        image_S = torch.cat(together)
-        patch_TD = embed(model, images, image_S.repeat_interleave(parts), place_Nm[image_S].flatten())
-        split = patch_TD.unflatten(0, (-1, parts)).split([len(image_n) for image_n in together])
-        yield from zip(labels, together, split, strict=True)
 
 
 def typical_patches(patch_nmD: Tensor, mean_mD: Tensor, parts: Parts, count: int, places: int) -> tuple[Tensor, Tensor]:

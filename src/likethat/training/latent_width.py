@@ -1,6 +1,6 @@
 """D by cross-validation on the training images (`--latent-width auto`).
 
-The baseline is trained by then and its backbone stays as it is, so feature maps are computed once; each width
+The baseline is trained by then and its backbone stays as it is, so feature maps are computed once at most; each width
 and fold costs only a choice of prototypes among them.
 """
 
@@ -48,7 +48,11 @@ def candidate_widths(channels: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def choose_latent_width(
-    baseline: BaselineClassifier, images: Images, parts: Parts, config: Config, advance: Advance | None = None
+    baseline: BaselineClassifier,
+    images: Images | FeatureMaps,
+    parts: Parts,
+    config: Config,
+    advance: Advance | None = None,
 ) -> WidthChoice:
     """Choose the smallest width whose accuracy on left-out images differs from the best one's by no more than noise."""
     widths = candidate_widths(baseline.backbone.channels)
@@ -56,7 +60,10 @@ def choose_latent_width(
     if len(widths) == 1 or not bool((held >= 0).any()):
         return WidthChoice(widths[0], (), torch.ones(0, 0))
     keep_N = (ranks_in_class(images.label_N) < max(FOLDS, MOST_IMAGES // int(images.label_N.max() + 1))).nonzero()[:, 0]
-    maps = keep_feature_maps(baseline.eval().backbone, images, keep_N)
+    if isinstance(images, FeatureMaps):
+        maps = images.select(keep_N)
+    else:
+        maps = keep_feature_maps(baseline.eval().backbone, images, keep_N)
     held, parts = held[keep_N], parts.select(keep_N)
     right = []
     for number, width in enumerate(widths):

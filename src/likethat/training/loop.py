@@ -75,7 +75,7 @@ def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
                 take_step = take_step or make_step(state, entry.stage, course, epochs_to_come(plan, state.position))
                 with tf32_convolutions():  # where they are not in bf16; all that is no epoch is exact
                     train_one_epoch(take_step, entry, state, course, saver, forecast)
-                    stages.end_epoch(state, entry, course, time.monotonic() - started)
+                    stages.end_epoch(state, entry, course, started)
             else:
                 stages.OTHER_STAGES[entry.stage](state, entry, course)
                 state.share()

@@ -46,8 +46,8 @@ def begin_epoch(state: RunState, stage: str, train: Images, config: Config) -> N
             embed_sources(state.protopnet, train, state.projection)
 
 
-def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float) -> None:
-    """Measure the network on validation images, and tell."""
+def end_epoch(state: RunState, entry: PlanEntry, course: Course, started: float) -> None:
+    """Measure the network on validation images, and tell; `started` is when the epoch began."""
     val, title = course.val, title_of(entry, course.config.train)
     means = {name: float(value) for name, value in state.totals.items()}
     if not abs(means["loss"]) < float("inf"):
@@ -59,9 +59,10 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, seconds: float)
     with mixed_precision(val.device, SIMILARITIES[course.config.model.similarity]):
         network = state.baseline if entry.stage == "baseline" else state.model
         assert network is not None
-        logits_NK = classify_images(network, val)
-    measured = measure(logits_NK, val.label_N)
-    state.metrics.append({**asdict(entry), "train": means, "val": measured, "seconds": seconds})
+        with course.display.task("validation images") as advance:
+            measured = measure(classify_images(network, val, advance), val.label_N)
+    record = {**asdict(entry), "train": means, "val": measured}
+    state.metrics.append({**record, "seconds": time.monotonic() - started})
     costs = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if name != "accuracy")
     shown = f"accuracy train {means['accuracy']:.1%}, validation {measured['accuracy']:.1%}"
     note = f"; {course.display.note}" if course.display.note else ""
@@ -101,13 +102,13 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
     """Take prototypes from the baseline's patches; from then on it is the teacher."""
     model, baseline, val, display = state.protopnet, state.baseline, course.val, course.display
     assert baseline is not None
+    started = time.monotonic()
     with display.task("feature maps") as advance:
         images = maps_if_they_fit(baseline.backbone, course.train, advance)
     if course.config.train.fit_head:
         _fit_head(baseline, images, course)
     if course.config.model.latent_width == AUTO_WIDTH:
-        _choose_width(state, baseline, course)
-    started = time.monotonic()
+        started += _choose_width(state, baseline, images, course)
     assert state.parts is not None
     state.projection = start_from_baseline(model, baseline, images, state.parts)
     state.make_teacher()
@@ -123,15 +124,18 @@ def _fit_head(baseline: BaselineClassifier, images: Images | FeatureMaps, course
     course.display.line(f"baseline on the backbone as it is: validation accuracy {measured['accuracy']:.1%}")
 
 
-def _choose_width(state: RunState, baseline: BaselineClassifier, course: Course) -> None:
+def _choose_width(state: RunState, baseline: BaselineClassifier, images: Images | FeatureMaps, course: Course) -> float:
+    """Choose the width of the latent map; return the seconds that it took."""
     assert state.parts is not None
     started = time.monotonic()
     with course.display.task("latent width") as advance:
-        choice = choose_latent_width(baseline, course.train, state.parts, course.config, advance)
+        choice = choose_latent_width(baseline, images, state.parts, course.config, advance)
     set_latent_width(state.protopnet, choice.chosen)
+    seconds = time.monotonic() - started
     record = {"stage": "latent_width", "chosen": choice.chosen, "accuracy": choice.accuracy()}
-    state.metrics.append({**record, "images": choice.right_WN.shape[1], "seconds": time.monotonic() - started})
+    state.metrics.append({**record, "images": choice.right_WN.shape[1], "seconds": seconds})
     course.display.line(describe_choice(choice))
+    return seconds
 
 
 def project_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None:

@@ -6,18 +6,19 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.runs import TINY, likethat, make_tiny_birds
+from helpers.forked import fork_runs
+from helpers.runs import TINY, forked_command, likethat, make_tiny_birds
 from safetensors.torch import save_file
 
 from likethat import load
@@ -44,19 +45,21 @@ def python_options() -> dict[str, Any]:
     return {"weights": ("none",), "seeds": 1, "device": "cpu", **own, "baseline_epochs": 2, "joint_epochs": 1}
 
 
-def act_at(words: str, act: Callable[[subprocess.Popen[str]], object], command: list[str]) -> tuple[int, str]:
+def act_at(words: str, act: Callable[[BaseProcess], object], command: list[str]) -> tuple[int, str]:
     """Does something as soon as the command has said so; gives its exit code and what it said."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "likethat", *command], stderr=subprocess.PIPE, text=True, env=environment
-    )
-    assert process.stderr is not None
-    said = ""
-    for line in process.stderr:
-        said += line
-        if words in line:
-            act(process)
-    return process.wait(), said
+    with tempfile.TemporaryDirectory() as folder:
+        pipe = Path(folder, "stderr")
+        os.mkfifo(pipe)
+        process = forked_command(command, [str(Path(folder, "stdout")), str(pipe)], fork_runs)
+        said = ""
+        with pipe.open() as lines:
+            for line in lines:
+                said += line
+                if words in line:
+                    act(process)
+        process.join()
+    assert process.exitcode is not None
+    return process.exitcode, said
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,7 @@ def study(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     alone = out / "seed0" / "test_resnet" / "default"
     while not (alone / "report.html").is_file():  # however long it takes
         time.sleep(0.1)
-    done = likethat(*command)
+    done = likethat(*command, before=fork_runs)
     assert "seed0/test_resnet/baseline ..." not in done.stderr
     assert done.stdout.startswith("# Baselines and ProtoPNets on data\n")
     return out
@@ -223,7 +226,7 @@ def test_a_run_that_another_process_is_at_is_not_begun_a_second_time(study: Path
         fcntl.flock(log, fcntl.LOCK_EX)
         said_before = log.tell()
 
-        def leave(_: subprocess.Popen[str]) -> None:
+        def leave(_: BaseProcess) -> None:
             assert not (tmp_path / "moved" / name).exists()
             assert log.tell() == said_before
             fcntl.flock(log, fcntl.LOCK_UN)
