@@ -4,8 +4,11 @@ python benchmarks/bench_time_to_result.py CUB_200_2011 --weights resnet34.safete
 
 The bare loop fine-tunes the same backbone with a linear layer on as many images as gradient descent showed in the run,
 with the same batches, views, precision, recording and compiling. It decodes nothing and measures nothing. The options
-of `likethat train` are for both. What an epoch measures on validation images counts as gradient descent. Without a
-data set nothing is measured.
+of `likethat train` are for both.
+
+Epochs count as gradient descent. Their seconds hold all that is done between two steps, too: prototypes that follow the
+network, and states that are saved. What an epoch measures on validation images has a row of its own; the share of all
+that is not gradient descent is given with it and without it. Without a data set nothing is measured.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ import json
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,8 +31,9 @@ from likethat.config import Config, options, resolve
 from likethat.data.loaders import Images
 from likethat.models.backbone import place
 from likethat.models.baseline import create_baseline
-from likethat.progress import Display
-from likethat.runtime import exact_arithmetic, resolve_device
+from likethat.models.prototypes import SIMILARITIES
+from likethat.progress import Advance, Display
+from likethat.runtime import exact_arithmetic, resolve_device, tf32_convolutions
 from likethat.training.batches import FreshViews
 from likethat.training.loop import gradient_step
 from likethat.training.losses import Costs, baseline_costs
@@ -38,6 +45,24 @@ from likethat.workflows.train import train
 DESCENT = ("baseline", "warm", "joint")
 GOAL = 0.15  # share of the time that is not gradient descent
 MEASURED_STEPS = 200  # of the bare loop, after as many to settle as a recording needs
+VALIDATION = "validation images"  # after each epoch
+READING, AFTERWARDS = "reading images", ("test images", "pictures of prototypes")  # before and after all stages
+REST = "weights, states saved between stages, calibration, report"
+
+
+class TimedDisplay(Display):
+    """Shows what a display shows, and adds up the seconds of each task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: Counter[str] = Counter()
+
+    @contextmanager
+    def task(self, name: str) -> Iterator[Advance]:
+        started = time.monotonic()
+        with super().task(name) as advance:
+            yield advance
+        self.seconds[name] += time.monotonic() - started
 
 
 def main() -> int:
@@ -64,16 +89,18 @@ def main() -> int:
 
 
 def whole_run(data: Path, run: Path, args: argparse.Namespace, asked: dict[str, object]) -> dict[str, float]:
-    """Train from start to report; return the seconds of the whole and of what metrics.jsonl tells."""
-    started = time.monotonic()
-    classifier = train(data, run, preset=args.preset, device=args.device, overwrite=True, display=Display(), **asked)
+    """Train from start to report; return the seconds of every stage, of the tasks besides, and of the whole."""
+    display, started = TimedDisplay(), time.monotonic()
+    classifier = train(data, run, preset=args.preset, device=args.device, overwrite=True, display=display, **asked)
     whole = time.monotonic() - started
     records = [json.loads(line) for line in (classifier.path / "metrics.jsonl").read_text().splitlines()]
     by_stage: Counter[str] = Counter()
     for record in records:
         by_stage[record["stage"]] += record.get("seconds", 0.0)
-    known = {stage: by_stage[stage] for stage in by_stage if by_stage[stage]}
-    return {**known, "reading, test images, pictures, report": whole - sum(known.values()), "whole run": whole}
+    known = {READING: display.seconds[READING]}
+    known |= {stage: seconds for stage, seconds in by_stage.items() if seconds}
+    known |= {name: display.seconds[name] for name in AFTERWARDS}
+    return {**known, REST: whole - sum(known.values()), "whole run": whole, VALIDATION: display.seconds[VALIDATION]}
 
 
 def bare_step_seconds(config: Config, count: int, classes: int, device: torch.device, steps: int) -> float:
@@ -92,7 +119,7 @@ def bare_step_seconds(config: Config, count: int, classes: int, device: torch.de
 
     compile = is_compiled(config.train.compile, steps, device, "bare loop", lambda _: None)
     step = wrap_step(
-        gradient_step,
+        partial(gradient_step, similarity=SIMILARITIES[config.model.similarity]),
         costs_of,
         optimizer,
         FreshViews(images, config.augment, model.backbone.cells),
@@ -105,7 +132,8 @@ def bare_step_seconds(config: Config, count: int, classes: int, device: torch.de
         if number == 0:
             started = now(device)
         set_learning_rates(optimizer, PlanEntry("baseline"), max(number, 0) / timed, settings)
-        step(torch.arange(size) + size * (number % 4), number + 100)
+        with tf32_convolutions():
+            step(torch.arange(size) + size * (number % 4), number + 100)
     return (now(device) - started) / timed
 
 
@@ -116,7 +144,7 @@ def now(device: torch.device) -> float:
 
 
 def print_table(seconds: dict[str, float], steps: dict[str, int], bare: float, config: Config) -> int:
-    whole, all_steps = seconds["whole run"], sum(steps.values())
+    whole, validation, all_steps = seconds["whole run"], seconds.pop(VALIDATION), sum(steps.values())
     print(
         f"{config.model.backbone}, preset {config.preset}: {all_steps:,} steps of {config.train.batch_size} pictures\n"
     )
@@ -124,14 +152,14 @@ def print_table(seconds: dict[str, float], steps: dict[str, int], bare: float, c
     for name, value in seconds.items():
         beside = f"{bare * steps[name]:.1f} s" if steps.get(name) else ""
         print(f"| {name} | {value:.1f} | {value / whole:.1%} | {beside} |")
-    descent = sum(seconds.get(stage, 0.0) for stage in DESCENT)
-    other = 1 - descent / whole
+    print(f"| of it, validation images in epochs | {validation:.1f} | {validation / whole:.1%} | |")
+    other = whole - sum(seconds.get(stage, 0.0) for stage in DESCENT)
     print(f"\nA bare loop of as many images: {bare * all_steps:.1f} s, {1000 * bare:.2f} ms a step.")
     print(f"The whole run takes {whole / max(bare * all_steps, 1e-9):.2f} times as long.")
-    print(
-        f"All that is not gradient descent: {whole - descent:.1f} s, {other:.1%} of the run (goal: under {GOAL:.0%})."
-    )
-    return 0 if other < GOAL else 1
+    print(f"All that is not gradient descent: {other:.1f} s, {other / whole:.1%} of the run (goal: under {GOAL:.0%}).")
+    other += validation
+    print(f"With the validation images after each epoch: {other:.1f} s, {other / whole:.1%}.")
+    return 0 if (other - validation) / whole < GOAL else 1
 
 
 if __name__ == "__main__":

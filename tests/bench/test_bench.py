@@ -6,9 +6,12 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import bench_time_to_result
 import pytest
 import torch
+from helpers.runs import TINY, make_tiny_birds
 
 from likethat.bench import inference, run
 from likethat.bench.last_layer import adam_passes, synthetic_scores
@@ -131,3 +134,18 @@ def test_the_solver_beats_the_recipe_it_is_measured_against() -> None:
     terms = {"lam": 1e-4, "ridge": 1e-5}
     solved = solve_last_layer(*data, 3, **terms).objective
     assert solved <= objective(weight_KP, *data, **terms) <= objective(start_KP, *data, **terms)
+
+
+def test_time_to_result_has_a_row_for_every_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    birds = make_tiny_birds(tmp_path / "birds")
+    monkeypatch.setattr("sys.argv", ["bench", str(birds), *TINY, "--baseline-epochs", "1", "--joint-epochs", "1"])
+    assert bench_time_to_result.main() == 1, "most of so short a run is no gradient descent"
+    lines = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    seconds = {words[1].strip(): float(words[2]) for words in lines[1:]}
+    *parts, whole, _ = seconds.values()
+    assert whole == pytest.approx(sum(parts), abs=0.1 * len(parts))
+    stages = ["parts", "baseline", "choose", "joint", "project", "last_layer"]
+    assert list(seconds)[: 1 + len(stages)] == ["reading images", *stages]
+    assert [bool(words[4].strip()) for words in lines[1:]] == [name in ("baseline", "joint") for name in seconds]

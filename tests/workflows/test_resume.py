@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -64,23 +62,32 @@ def test_same_seed_same_bits_other_seed_other_bits(
 
 
 @pytest.mark.parametrize(
-    ("recipe", "stage", "count", "save_every"),
+    ("recipe", "places"),
     [
-        ("default", "baseline", 4, 0),  # in the second epoch, saved after every batch
-        ("default", "baseline", 2, 1000),  # before anything was saved
-        ("default", "choose", 1, 1000),
-        ("default", "joint", 5, 0),
-        ("default", "project", 2, 1000),  # the second cycle
-        ("default", "last_layer", 1, 1000),
-        ("default", "save", 3, 0),  # while the state is being written
-        ("default", "report", 1, 1000),
-        ("paper", "warm", 3, 0),
-        ("paper", "joint", 6, 1000),
-        ("paper", "project", 1, 1000),
-        ("paper", "last_layer", 2, 1000),
-        ("auto", "joint", 2, 1000),  # saved
-        ("auto", "report", 1, 1000),  # in the configuration too
-        ("given", "choose", 1, 1000),  # before anything was saved
+        (
+            "default",
+            [
+                ("baseline", 2, 1000),  # before anything was saved
+                ("baseline", 4, 0),  # in the second epoch, saved after every batch
+                ("save", 3, 0),  # while the state is being written
+                ("choose", 1, 1000),
+                ("joint", 5, 0),
+                ("last_layer", 1, 1000),
+                ("project", 1, 1000),  # the second cycle
+                ("report", 1, 1000),
+            ],
+        ),
+        (
+            "paper",
+            [
+                ("warm", 3, 0),
+                ("project", 1, 1000),
+                ("joint", 1, 1000),  # the second cycle
+                ("last_layer", 1, 1000),
+            ],
+        ),
+        ("auto", [("joint", 2, 1000), ("report", 1, 1000)]),  # the width is saved, and in the configuration too
+        ("given", [("choose", 1, 1000)]),  # before anything was saved
     ],
 )
 def test_killed_anywhere_it_ends_the_same(
@@ -89,14 +96,14 @@ def test_killed_anywhere_it_ends_the_same(
     recipes: dict[str, list[str]],
     finished: dict[str, dict[str, str]],
     recipe: str,
-    stage: str,
-    count: int,
-    save_every: int,
+    places: list[tuple[str, int, float]],
 ) -> None:
+    """One run is killed at each of the places in turn: what one resumption got wrong would be wrong at the end."""
     run = tmp_path / "run"
     train = ["train", str(birds), "--out", str(run), *recipes[recipe]]
-    killed = signalled(train, stage, count, save_every)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    for number, (stage, count, save_every) in enumerate(places):
+        killed = signalled([*train, "--resume"] if number else train, stage, count, save_every)
+        assert killed.returncode == -signal.SIGKILL, f"{stage}: {killed.stderr}"
     likethat(*train, "--resume")
     assert contents(run) == finished[recipe]
     assert not (run / "checkpoints").exists(), "half files are gone as well"
@@ -239,6 +246,13 @@ def test_a_resumed_run_tells_which_classifier_it_began_with(
     assert contents(tmp_path / "run") == finished["given"]
 
 
+def limit_files() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
 def test_a_full_disk_stops_with_a_sentence_and_keeps_the_last_state(
     birds: Path, finished: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
@@ -247,12 +261,7 @@ def test_a_full_disk_stops_with_a_sentence_and_keeps_the_last_state(
     signalled(["train", str(birds), "--out", str(run), *DEFAULT], "choose", 1)
     state = run / "checkpoints" / "state.safetensors"
     saved = state.read_bytes()
-    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
-    limited += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    limited += "from likethat.cli.parser import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", limited, "train", str(birds), "--out", str(run), *DEFAULT, "--resume"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 2, done.stderr
+    done = likethat("train", birds, "--out", run, *DEFAULT, "--resume", check=2, before=limit_files)
     assert "could not be written" in done.stderr
     assert "Traceback" not in done.stderr
     assert state.read_bytes() == saved
