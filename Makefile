@@ -29,7 +29,7 @@ browser:
 
 # A process a core, each with one thread: most of the time goes into commands that are run one after another.
 test: lint browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # On a machine with a GPU, with what is installed there: nothing is set up.
 test-gpu:

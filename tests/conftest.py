@@ -27,6 +27,16 @@ for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "T
 for name in ("NO_PROXY", "no_proxy"):  # servers of tests are on this machine
     os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
 
+# Files that take half a minute of a core or more, the longest first. Two processes share the files: were such a one the
+# last, the other would wait for it.
+LONGEST = """test_train test_distributed test_resume test_reproduce test_edit test_export test_trust test_interpretability
+    test_withdraw test_quick test_pages test_page test_quickstart test_attribution test_compile test_atlas""".split()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+
 
 def pytest_report_header() -> str | None:
     return f"tests of the served page are left out: {', '.join(MISSING)} not installed" if MISSING else None
