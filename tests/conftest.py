@@ -29,8 +29,8 @@ for name in ("NO_PROXY", "no_proxy"):  # servers of tests are on this machine
 
 # Files that take half a minute of a core or more, the longest first. Two processes share the files: were such a one the
 # last, the other would wait for it.
-LONGEST = """test_train test_distributed test_resume test_reproduce test_edit test_export test_trust test_interpretability
-    test_withdraw test_quick test_pages test_page test_quickstart test_attribution test_compile test_atlas""".split()
+LONGEST = """test_train test_distributed test_resume test_reproduce test_edit test_export test_trust test_quick
+    test_interpretability test_withdraw test_pages test_page test_quickstart test_attribution test_atlas""".split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Runs that get a signal at a known place, and what a finished run is compared by."""
+"""Runs that get a signal at a known place or find the disk full, and what a finished run is compared by."""
 
 from __future__ import annotations
 
@@ -55,6 +55,14 @@ def _signal_at(module: Any, name: str, count: int, number: int, wanted: Callable
         return function(*args, **kwargs)
 
     setattr(module, name, call)
+
+
+def limit_files(size: int) -> None:
+    """Let no file of this process become larger, as on a full disk."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 def contents(run: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.runs import DEFAULT, likethat, make_tiny_birds
+from helpers.runs import DEFAULT, forked_command, likethat, make_tiny_birds
 
 from likethat.errors import UserError
 from likethat.runs.atomic_files import whole_folder
@@ -58,10 +58,12 @@ def test_a_lock_goes_with_its_process_however_that_ends(tmp_path: Path) -> None:
 
 def test_two_trainings_at_once_leave_one_whole_run(tmp_path: Path) -> None:
     birds, out = make_tiny_birds(tmp_path / "birds"), tmp_path / "run"
-    arguments = [sys.executable, "-m", "likethat", "train", str(birds), "--out", str(out), *DEFAULT]
-    both = [subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate()[1] for process in both]
-    codes = [process.returncode for process in both]
+    arguments = ["train", str(birds), "--out", str(out), *DEFAULT]
+    files = [tmp_path / "one", tmp_path / "two"]
+    both = [forked_command(arguments, [f"{file}.stdout", str(file)], None) for file in files]
+    for process in both:
+        process.join()
+    codes, told = [process.exitcode for process in both], [file.read_text() for file in files]
     assert sorted(codes) == [0, 2], told
     assert "is being written by process" in told[codes.index(2)] or "is not empty" in told[codes.index(2)]
     likethat("verify", out, "--device", "cpu")

@@ -123,20 +123,24 @@ def test_a_short_run_gets_no_advice(tmp_path: Path) -> None:
 
 
 def test_a_pace_is_taken_from_steps_after_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock is the test's: the first steps take ten seconds, those after them one."""
+    """The clock is the test's: finding parts takes an hour, the first step ten seconds, those after it one."""
     now = 0.0
     monkeypatch.setattr(forecast.time, "monotonic", lambda: now)
     config, display = resolve("default", **TINY), Noted()
     plan = make_plan(config.train)
     told = Forecast(plan, 0, make_course(config, tmp_path, display))
-    for step in range(8):
-        assert told.left(0) is None
-        now += 10.0 if step < 4 else 1.0
-        told.after_step(0, step + 1, 20)
+    now += 3600.0
+    told.after_entry(0, 3600.0)
+    assert display.note == "", "nothing is known of epochs"
+    for step in range(3):
+        assert told.left(1) is None
+        now += 10.0 if step < 1 else 1.0
+        told.after_step(1, step + 1, 20)
     work = [pictures_of(entry, config, TRAIN, VAL, CLASSES) for entry in plan]
-    pace = 20 / work[0]
-    assert told.left(0) == pytest.approx(pace * sum(work))
-    assert display.note == f"about {in_words(pace * sum(work) - 8)} to the end of the run"
+    pace = 20 / work[1]
+    assert told.left(1) == pytest.approx(pace * sum(work[1:]))
+    assert display.note == f"about {in_words(pace * sum(work[1:]) - 3)} to the end of the run"
+    assert display.lines[0] == f"the whole run takes about {in_words(now + pace * sum(work[1:]) - 3)} on this machine"
 
 
 def test_a_command_tells_epochs_and_the_whole_run(tmp_path: Path) -> None:

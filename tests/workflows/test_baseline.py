@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from helpers.interrupted import signalled
 from helpers.runs import DEFAULT, PAPER, make_tiny_birds
 from PIL import Image
 from safetensors.torch import save_file
@@ -23,22 +22,6 @@ from likethat.report.comparison import class_activation, comparison_figure
 from likethat.runs import layout
 from likethat.runs.baseline import load_baseline, read_baseline
 from likethat.runs.classifier import load
-
-KILLER = """
-import os, signal, sys
-from likethat.training import loop, state
-batch_costs, calls = loop.batch_costs, 0
-def deadly(*arguments):
-    global calls
-    calls += 1
-    if calls == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return batch_costs(*arguments)
-loop.batch_costs = deadly
-state.SAVE_EVERY = 0.0
-from likethat.cli.parser import main
-main(sys.argv[1:])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +95,7 @@ def test_other_commands_refuse_it(folder: Path, tmp_path: Path, capsys: pytest.C
 
 def test_a_killed_baseline_goes_on(folder: Path, tmp_path: Path) -> None:
     command = ["baseline", str(folder / "birds"), "--out", str(tmp_path / "baseline"), *DEFAULT]
-    killed = subprocess.run([sys.executable, "-c", KILLER, *command], capture_output=True)
-    assert killed.returncode == -9
+    assert signalled(command, "baseline", 5, save_every=0).returncode == -9
     assert not (tmp_path / "baseline" / layout.MODEL).exists()
     assert main([*command, "--resume"]) == 0
     assert (tmp_path / "baseline" / layout.MODEL).read_bytes() == (folder / "baseline" / layout.MODEL).read_bytes()

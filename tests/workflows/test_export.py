@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from helpers.explain_run import make_run
+from helpers.interrupted import limit_files
 from helpers.runs import DEFAULT, PAPER, TINY, likethat, make_tiny_birds
 
 from likethat.cli.parser import main
@@ -197,12 +199,9 @@ def test_mistakes_are_told(
 def test_a_full_disk_gets_a_sentence_and_leaves_no_file(tmp_path: Path, format: str) -> None:
     """A file size limit stands for the full disk."""
     run, out = make_run(tmp_path).path, tmp_path / "model"
-    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
-    code = f"{limited}from likethat.cli.parser import main; sys.exit(main(sys.argv[1:]))"
     shutil.rmtree(tmp_path / "data")  # it is then checked on the prototypes' own pictures
-    arguments = ["export", str(run), "--format", format, "--out", str(out)]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
+    limit = partial(limit_files, 100_000)
+    done = likethat("export", run, "--format", format, "--out", out, check=2, before=limit)
     assert done.stderr.splitlines()[-1].startswith(f"likethat: {out} could not be written (File too large)")
     assert "cannot export" not in done.stderr
     assert not out.exists()

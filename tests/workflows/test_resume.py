@@ -6,12 +6,13 @@ import json
 import shutil
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-from helpers.interrupted import contents, signalled
+from helpers.interrupted import contents, limit_files, signalled
 from helpers.runs import DEFAULT, PAPER, likethat, make_tiny_birds
 from torch import nn
 
@@ -246,13 +247,6 @@ def test_a_resumed_run_tells_which_classifier_it_began_with(
     assert contents(tmp_path / "run") == finished["given"]
 
 
-def limit_files() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-
 def test_a_full_disk_stops_with_a_sentence_and_keeps_the_last_state(
     birds: Path, finished: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
@@ -261,7 +255,7 @@ def test_a_full_disk_stops_with_a_sentence_and_keeps_the_last_state(
     signalled(["train", str(birds), "--out", str(run), *DEFAULT], "choose", 1)
     state = run / "checkpoints" / "state.safetensors"
     saved = state.read_bytes()
-    done = likethat("train", birds, "--out", run, *DEFAULT, "--resume", check=2, before=limit_files)
+    done = likethat("train", birds, "--out", run, *DEFAULT, "--resume", check=2, before=partial(limit_files, 200_000))
     assert "could not be written" in done.stderr
     assert "Traceback" not in done.stderr
     assert state.read_bytes() == saved

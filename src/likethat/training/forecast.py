@@ -12,8 +12,9 @@ from likethat.progress import in_words
 from likethat.training.course import Course
 from likethat.training.plan import PlanEntry, make_plan
 
-SETTLING = 4  # steps of a stage that say nothing about the others: kernels are chosen, recorded or compiled in them
-FEWEST, LEAST_SECONDS = 4, 2.0  # steps and seconds after these that a forecast is made from
+# Steps of a stage that say nothing about the others: on a GPU kernels are chosen, recorded or compiled in them.
+SETTLING, SETTLING_ON_GPU = 1, 4
+FEWEST, LEAST_SECONDS = 4, 2.0  # steps or seconds after these that a forecast is made from
 LONG = 600.0  # seconds of a run on a CPU from which on it is told what would shorten it
 
 
@@ -54,11 +55,12 @@ class Forecast:
         if entry.stage != self.stage:
             self.stage, self.steps = entry.stage, 0
         self.steps += 1
-        if self.steps == SETTLING:
+        settling = SETTLING_ON_GPU if self.course.train.device.type == "cuda" else SETTLING
+        if self.steps == settling:
             self.mark = self._now()
-        counted = self.steps - SETTLING
-        if entry.stage not in self.seconds_of_picture and counted >= FEWEST:
-            if time.monotonic() - self.mark < LEAST_SECONDS and done < total:
+        counted = self.steps - settling
+        if entry.stage not in self.seconds_of_picture and counted > 0:
+            if time.monotonic() - self.mark < LEAST_SECONDS and (counted < FEWEST or done < total):
                 return
             seconds = (self._now() - self.mark) / counted
             self.seconds_of_picture[entry.stage] = seconds * total / self._pictures(entry)
@@ -72,8 +74,10 @@ class Forecast:
         self._tell(position + 1, 0.0)
 
     def left(self, position: int, share: float = 0.0) -> float | None:
-        """Return the seconds from here to the end of the plan; None before anything was measured."""
-        if not self.seconds_of_picture:
+        """Return the seconds from here to the end of the plan; None before anything was measured, and while epochs are
+        to come and none was: what comes before them is over too soon to tell."""
+        measured = {entry.stage for entry in self.plan if entry.is_epoch} & self.seconds_of_picture.keys()
+        if not self.seconds_of_picture or (not measured and any(entry.is_epoch for entry in self.plan[position:])):
             return None
         latest = list(self.seconds_of_picture.values())[-1]
         rest = [
