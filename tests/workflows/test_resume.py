@@ -206,16 +206,21 @@ def test_a_bad_state_is_refused_in_a_sentence_with_the_way_out(birds: Path, stop
     refused("does not fit")
 
 
-def test_a_state_of_other_libraries_goes_on_with_a_note(
+def test_a_state_of_other_libraries_or_of_another_device_goes_on_with_a_note(
     birds: Path, stopped: Path, finished: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
     tensors, document = load_tensors(run / layout.STATE)
     assert document["versions"] == {"likethat": __version__, "torch": torch.__version__, "timm": timm.__version__}
-    save_tensors(run / layout.STATE, tensors, {**document, "versions": {"torch": "2.8.0"}})
-    done = likethat("train", birds, "--out", run, *DEFAULT, "--resume")
-    assert done.stderr.count("note: the run was saved with torch 2.8.0 and goes on with likethat") == 1
+    assert document["device"] == "cpu"
+    note = "note: the run was saved with torch 2.8.0{} and goes on with likethat"
+    for device, words in (("cpu", ""), ("cuda", " on cuda")):
+        save_tensors(run / layout.STATE, tensors, {**document, "versions": {"torch": "2.8.0"}, "device": device})
+        done = signalled(["train", str(birds), "--out", str(run), *DEFAULT, "--resume"], "joint", 1)
+        assert done.stderr.count(note.format(words)) == 1
+        assert done.stderr.count("on cpu: it may not end the same") == (device == "cuda")
+    likethat("train", birds, "--out", run, *DEFAULT, "--resume")
     assert contents(run) == finished["default"]
 
 

@@ -149,7 +149,13 @@ def save_run_state(state: RunState, course: Course) -> None:
             tensors |= with_prefix(name, vars(found))
     if state.best_unsolved_KP is not None:
         tensors["best_unsolved_KP"] = state.best_unsolved_KP
-    head = {"format": FORMAT, "versions": versions(), "images": course.fingerprint, "config": course.config.to_dict()}
+    head = {
+        "format": FORMAT,
+        "versions": versions(),
+        "device": course.train.device.type,
+        "images": course.fingerprint,
+        "config": course.config.to_dict(),
+    }
     save_tensors(course.run / layout.STATE, tensors, {**head, **{name: getattr(state, name) for name in DOCUMENT}})
     write_metrics(course.run, state.metrics)
 
@@ -185,7 +191,8 @@ def _told(made_with: dict[str, str]) -> str:
 
 
 def _check_origin(document: Any, course: Course) -> None:
-    """Refuse a state that this version cannot read or that belongs to another run; note other versions of libraries."""
+    """Refuse a state that this version cannot read or that belongs to another run; note other versions of libraries and
+    another device."""
     file = course.run / layout.STATE
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         made_with = document.get("versions") if isinstance(document, dict) else None
@@ -198,10 +205,12 @@ def _check_origin(document: Any, course: Course) -> None:
             f"{file} belongs to another run, with other settings or images; put this run's own back, or start again "
             "with --overwrite."
         )
-    if document["versions"] != versions():
+    here, there = course.train.device.type, document.get("device", course.train.device.type)
+    if (document["versions"], there) != (versions(), here):
+        before, after = (f" on {there}", f" on {here}") if there != here else ("", "")
         course.display.line(
-            f"note: the run was saved with {_told(document['versions'])} and goes on with {_told(versions())}: it may "
-            "not end the same to the bit"
+            f"note: the run was saved with {_told(document['versions'])}{before} and goes on with {_told(versions())}"
+            f"{after}: it may not end the same to the bit"
         )
 
 
