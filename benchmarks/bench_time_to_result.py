@@ -82,9 +82,10 @@ def main() -> int:
         run = args.out or Path(scratch) / "run"
         seconds = whole_run(args.data, run, args, asked)
         found = json.loads((run / "config.json").read_text())["data"]
-    images = found["counts"]["train"]
-    steps = {stage: epochs_of(stage, config.train) * steps_of_epoch(images, config.train) for stage in DESCENT}
-    bare = bare_step_seconds(config, images, len(found["classes"]), resolve_device(args.device), sum(steps.values()))
+    images, device = found["counts"]["train"], resolve_device(args.device)
+    trained = [stage for stage in DESCENT if stage in seconds]
+    steps = {stage: epochs_of(stage, config.train) * steps_of_epoch(images, config.train) for stage in trained}
+    bare = bare_step_seconds(config, images, len(found["classes"]), device, sum(steps.values())) if steps else 0.0
     return print_table(seconds, steps, bare, config)
 
 

@@ -13,6 +13,7 @@ from helpers.tiny import tiny_model
 
 from likethat import explain, load
 from likethat.data.loaders import Images
+from likethat.inference import feature_maps
 from likethat.inference.nearest import nearest_patches
 from likethat.inference.passes import score_images
 from likethat.models.backbone import place
@@ -79,6 +80,24 @@ def test_prototypes_are_chosen_alike() -> None:
     assert torch.equal(gpu.row_P.cpu(), cpu.row_P)
     assert torch.equal(gpu.column_P.cpu(), cpu.column_P)
     torch.testing.assert_close(gpu_model.last_layer.weight.cpu(), cpu_model.last_layer.weight)
+
+
+def test_maps_on_the_gpu_are_those_in_the_cpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, and so are the parts and prototypes that are found among them."""
+    found = []
+    for share in (0.0, 1.0):
+        monkeypatch.setattr(feature_maps, "GPU_SHARE", share)
+        model, images = on_both(add_on="linear", similarity="cosine")[1]
+        torch.manual_seed(1)
+        baseline = BaselineClassifier(model.backbone, len(CLASSES)).to(CUDA)
+        maps = feature_maps.keep_feature_maps(model.backbone, images, torch.arange(len(images)))
+        assert maps.map_NCHW.device == (CUDA if share else CPU)
+        chosen, _ = maps.batch(torch.arange(3, 17))
+        parts = find_parts(model.backbone, maps, 4)
+        source = start_from_baseline(model, baseline, maps, parts)
+        tensors = [chosen, parts.place_Nm, source.image_P, source.row_P, model.prototype_layer.prototype_PDhw]
+        found.append([*tensors, maps.select(torch.arange(24, device=CUDA) < 9).map_NCHW.to(CUDA)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_last_layers_are_solved_alike() -> None:
