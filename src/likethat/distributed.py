@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import Timer
 from typing import TYPE_CHECKING, TypeVar
 
 from likethat.errors import UserError
@@ -26,6 +27,7 @@ Value = TypeVar("Value")
 
 PATIENCE = timedelta(minutes=30)  # with a process that neither answers nor closes its connection
 MOST_BYTES = 1 << 28  # that travel at a time
+LAST_WORDS = 5.0  # seconds that a process which is asked to end has for them
 
 _connected = False  # in a session
 
@@ -71,6 +73,9 @@ def session() -> Iterator[None]:
     import torch.distributed as dist
 
     _connected = True
+    before = None
+    with suppress(ValueError):  # not the main thread
+        before = signal.signal(signal.SIGTERM, _end_soon)
     dist.init_process_group(store=_meet(), rank=rank(), world_size=world_size(), timeout=PATIENCE)
     if torch.cuda.is_available() and local_rank() < torch.cuda.device_count():
         torch.cuda.set_device(local_rank())
@@ -78,17 +83,24 @@ def session() -> Iterator[None]:
         barrier()
         yield
         dist.destroy_process_group()
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        with suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which would come before the message
         raise UserError(
             "Another process of this run was lost; what was saved is unharmed, go on with --resume (predict: with the "
             "same command)."
         ) from error
     finally:
         _connected = False
+
+
+def _end_soon(*_: object) -> None:
+    """End, but not at once: torchrun asks for it as soon as a process is lost, and the others have yet to say so."""
+    timer = Timer(LAST_WORDS, os._exit, (128 + signal.SIGTERM,))
+    timer.daemon = True
+    timer.start()
 
 
 def _meet() -> Store:

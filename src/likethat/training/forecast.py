@@ -30,7 +30,7 @@ def pictures_of(entry: PlanEntry, config: Config, train: int, val: int, classes:
         return ((3 if entry.stage == "joint" else 1) + teacher) * step + tied + val
     return {
         "parts": train,
-        "choose": train + val,
+        "choose": (0 if settings.fit_head else train) + val,
         "teach": 0,
         "keep": val,
         "project": train + 2 * val,

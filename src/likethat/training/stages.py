@@ -88,6 +88,8 @@ def find_parts_of_images(state: RunState, entry: PlanEntry, course: Course) -> N
     with display.task("parts of the pictures") as advance:
         maps = maps_if_they_fit(backbone, course.train, advance)
         state.parts = find_parts(backbone, maps, count, _cells_to_choose(course))
+    if config.train.fit_head and isinstance(maps, FeatureMaps):
+        state.maps = maps
     shown_m = state.parts.shown_Nm.float().mean(0).tolist()
     state.metrics.append({**asdict(entry), "shown": shown_m, "seconds": time.monotonic() - started})
     display.line(f"{count} parts found, each in {min(shown_m):.0%} to {max(shown_m):.0%} of the training images")
@@ -104,7 +106,8 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
     assert baseline is not None
     started = time.monotonic()
     with display.task("feature maps") as advance:
-        images = maps_if_they_fit(baseline.backbone, course.train, advance)
+        images = state.maps or maps_if_they_fit(baseline.backbone, course.train, advance)
+    state.maps = None
     if course.config.train.fit_head:
         _fit_head(baseline, images, course)
     if course.config.model.latent_width == AUTO_WIDTH:

@@ -17,6 +17,7 @@ from likethat import __version__
 from likethat.config import TrainConfig, from_dict
 from likethat.distributed import broadcast_model, broadcast_tensor, is_main_process
 from likethat.errors import UserError
+from likethat.inference.feature_maps import FeatureMaps
 from likethat.models.backbone import Backbone
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, set_latent_width
@@ -52,6 +53,7 @@ class RunState:
     optimizer_stage: str = ""
     projection: Projection | None = None  # where the prototypes come from
     parts: Parts | None = None  # of the training images
+    maps: FeatureMaps | None = None  # of them, while the backbone stays as it is; not saved
     best_accuracy: float = -1.0  # on validation, of the best cycle so far
     best_model: dict[str, Tensor] = field(default_factory=dict)
     best_projection: Projection | None = None
