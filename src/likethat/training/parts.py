@@ -24,6 +24,7 @@ FIRST = 64  # of them, by which classes are compared
 LEAST = 0.01  # share of class that is told from none
 SAMPLES = 2**14  # patches that kinds are told apart by, at most
 ROUNDS = 25  # of k-means
+ROWS = 4096  # samples whose distances are computed at a time
 NEAR = 2  # cells around its peak in which a compact kind lies
 
 
@@ -95,7 +96,7 @@ def locate(patch_BDHW: Tensor, centre_MD: Tensor, on_BHW: Tensor | None = None) 
     with any other centre.
     """
     width = patch_BDHW.shape[3]
-    nearness_BSM = 2 * patch_BDHW.flatten(2).mT @ centre_MD.T - centre_MD.square().sum(1)
+    nearness_BSM = 2 * (patch_BDHW.flatten(2).mT @ centre_MD.T) - centre_MD.square().sum(1)
     best_BS2 = nearness_BSM.topk(min(2, len(centre_MD)), dim=2).values
     is_best_BSM = nearness_BSM == best_BS2[..., :1]
     lead_BSM = nearness_BSM - torch.where(is_best_BSM, best_BS2[..., -1:], best_BS2[..., :1])
@@ -128,16 +129,22 @@ def k_means(sample_SD: Tensor, count: int, seed: int) -> Tensor:
     """Return `count` centres. They start at samples drawn one after another, far ones more often than near ones."""
     generator = torch.Generator().manual_seed(seed)
     centre_MD = sample_SD[torch.randint(len(sample_SD), (1,), generator=generator).to(sample_SD.device)]
-    distance_S = (sample_SD - centre_MD).square().sum(1)
+    distance_S = _squared_distances(sample_SD, centre_MD)
     for _ in range(count - 1):
         chance_S = distance_S.double().cpu().cumsum(0)
         pick = int(torch.searchsorted(chance_S, torch.rand(1, generator=generator, dtype=torch.double) * chance_S[-1]))
         new_1D = sample_SD[min(pick, len(sample_SD) - 1)][None]
         centre_MD = torch.cat([centre_MD, new_1D])
-        distance_S = torch.minimum(distance_S, (sample_SD - new_1D).square().sum(1))
+        distance_S = torch.minimum(distance_S, _squared_distances(sample_SD, new_1D))
     for _ in range(ROUNDS):
-        nearest_S = (2 * sample_SD @ centre_MD.T - centre_MD.square().sum(1)).argmax(1)
+        nearest_S = (2 * (sample_SD @ centre_MD.T) - centre_MD.square().sum(1)).argmax(1)
         member_SM = F.one_hot(nearest_S, count).to(sample_SD)
         size_M1 = member_SM.sum(0)[:, None]
         centre_MD = torch.where(size_M1 > 0, (member_SM.T @ sample_SD) / size_M1.clamp(min=1), centre_MD)
     return centre_MD
+
+
+def _squared_distances(sample_SD: Tensor, point_1D: Tensor) -> Tensor:
+    """Return the squared distance of every sample to a point; on a CPU some after others, which its caches hold."""
+    rows = ROWS if sample_SD.device.type == "cpu" else len(sample_SD)
+    return torch.cat([(sample_sD - point_1D).square().sum(1) for sample_sD in sample_SD.split(rows)])
