@@ -129,7 +129,7 @@ def _check_row(root: Path, sample: Sample, size_wh: tuple[int, int]) -> DataProb
         try:
             mask = read_image(root / sample.mask, name=sample.mask)
         except ImageError as error:
-            return _problem(sample, "mask", f"the mask {error}")
+            return _problem(sample, "mask", f"the mask {error}; restore it, or leave the cell empty")
         if mask.size != size_wh:
             sizes = f"has {mask.width}x{mask.height} pixels, and the picture {width}x{height}"
             return _problem(sample, "mask", f"the mask {sample.mask} {sizes}; make it as large as the picture")
