@@ -14,7 +14,6 @@ import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +37,7 @@ IN_A_FOLDER = 1000
 
 def make_pictures(folder: Path, count: int, side: int) -> None:
     """Write pictures of noise that grows from a few pixels, so that their files are of a usual size."""
-    with ProcessPoolExecutor(usable_processors(), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(usable_processors()) as pool:
         list(pool.map(partial(make_some, folder, count, side), range(-(-count // IN_A_FOLDER))))
 
 
@@ -77,12 +76,12 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        make_pictures(folder / "many", args.pictures, args.side)  # by processes, so before a device is used
+        make_pictures(folder / "few", max(1, args.pictures // 10), args.side)
         make_birds(folder / "birds", species=args.species, train=6, val=3, test=3, size=args.side)
         options = f"--preset quick --backbone {args.backbone} --weights {args.weights} --input-size {args.input_size}"
         options += f" --device {args.device}"
         likethat(["train", str(folder / "birds"), "--out", str(folder / "run"), *options.split()])
-        make_pictures(folder / "many", args.pictures, args.side)
-        make_pictures(folder / "few", max(1, args.pictures // 10), args.side)
         classifier = load(folder / "run", args.device)
         head = torch.nn.Linear(classifier.networks[0].backbone.channels, args.species).to(classifier.device)
 
