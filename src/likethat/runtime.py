@@ -6,12 +6,12 @@ import hashlib
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from likethat.distributed import local_rank, world_size
+from likethat.distributed import local_rank, local_world_size, world_size
 from likethat.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -74,6 +74,30 @@ def send(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda" and value.device.type == "cpu":
         return value.pin_memory().to(device, non_blocking=True)
     return value.to(device)
+
+
+def fetch(*values: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Begin to fetch tensors of one device into the CPU's memory. The function that is returned waits for them, and not
+    for what the device has been told to do since."""
+    import torch
+
+    if values[0].device.type != "cuda":
+        return lambda: tuple(value.cpu() for value in values)
+    copies = tuple(value.to("cpu", non_blocking=True) for value in values)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(values[0].device))
+
+    def wait() -> tuple[torch.Tensor, ...]:
+        arrived.synchronize()
+        return copies
+
+    return wait
+
+
+def usable_processors() -> int:
+    """Return how many processors this process may keep busy; processes on one machine share them."""
+    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return max(1, len(processors) // local_world_size())
 
 
 def seed_for(*position: object) -> int:

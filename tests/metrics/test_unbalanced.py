@@ -69,12 +69,31 @@ def test_intervals_hold_the_truth_about_as_often_as_they_promise() -> None:
     assert (inside / 300 > 0.9).all(), inside / 300
 
 
+@pytest.mark.parametrize(
+    ("sensitivities", "images"), [((0.95, 0.8), (40, 10)), ((0.9, 0.7, 0.6, 0.99), (6, 9, 30, 12))]
+)
+def test_the_interval_of_balanced_accuracy_holds_the_truth(
+    sensitivities: tuple[float, ...], images: tuple[int, ...]
+) -> None:
+    generator, inside, classes = np.random.default_rng(0), 0, len(images)
+    label_N = torch.arange(classes).repeat_interleave(torch.tensor(images))
+    for _ in range(300):
+        right = generator.random(len(label_N)) < np.repeat(sensitivities, images)
+        guess_N = torch.where(torch.from_numpy(right), label_N, (label_N + 1) % classes)
+        logits_NK = torch.nn.functional.one_hot(guess_N, classes).double()
+        found = balanced_figures(logits_NK, label_N, "abcd"[:classes]).balanced_accuracy
+        assert 0 <= found.low <= found.value <= found.high <= 1
+        inside += found.low <= np.mean(sensitivities) <= found.high
+    assert inside / 300 > 0.92
+
+
 def test_a_class_that_always_wins_is_not_called_good() -> None:
     """95 good parts and 5 broken ones, all taken for good: accuracy says 95 %, these figures say what is wrong."""
     label_N = torch.tensor([0] * 95 + [1] * 5)
     logits_NK = torch.tensor([[3.0, 0.0]]).repeat(100, 1)
     found = balanced_figures(logits_NK, label_N, ("good", "broken"))
     assert found.balanced_accuracy.value == 0.5
+    assert found.balanced_accuracy.high > 0.65, "five pictures do not tell much"
     assert found.macro_f1.value == pytest.approx(0.95 / 1.95)
     assert found.positive is not None
     assert found.positive.name == "broken"

@@ -90,6 +90,21 @@ def test_boxes_of_the_data_set_are_objects_too(birds: Path) -> None:
         assert float(on_HW.float().mean()) == pytest.approx(expected, abs=0.12)
 
 
+def test_boxes_of_a_table_are_objects_too(birds: Path, tmp_path: Path) -> None:
+    pictures = sorted(path for path in birds.rglob("*.jpg") if "train" in path.parts)
+    rows = [(path, path.parent.name, 32, 16, 64, 48) for path in pictures[1:]]
+    rows.append((pictures[0], pictures[0].parent.name, *[""] * 4))
+    with (tmp_path / "pictures.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "label", "x0", "y0", "x1", "y1"), *rows])
+    whole = open_dataset(tmp_path / "pictures.csv", full_images=True, val_fraction=0.2)
+    box_HW = torch.zeros(4, 4, dtype=torch.bool)
+    box_HW[1:3, 2:] = True
+    for sample, on_HW in zip(whole.train, object_cells(whole, tiles((4, 4))), strict=True):
+        assert bool(on_HW.all()) if sample.object_box is None else torch.equal(on_HW, box_HW)
+    cropped = open_dataset(tmp_path / "pictures.csv", val_fraction=0.2)
+    assert bool(object_cells(cropped, tiles((4, 4))).all()), "nothing but the object is seen"
+
+
 def test_data_without_masks_or_boxes_is_told(birds: Path, tmp_path: Path) -> None:
     for picture in birds.rglob("*.jpg"):
         place = tmp_path / "plain" / picture.relative_to(birds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,24 @@ from likethat.data.dataset import DataSet, Sample
 from likethat.data.loaders import hold
 from likethat.errors import UserError
 from likethat.inference.passes import last_layer_images
+from likethat.progress import Display
 from likethat.report.charts import logarithmic_ticks
 from likethat.report.path import draw_path
 from likethat.runs import layout
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.data import open_run_data
 from likethat.training.last_layer import solve_last_layer
-from likethat.training.pruning.prune import PathPoint, choose_point, own_neighbours, prototypes_to_keep
+from likethat.training.pruning.prune import (
+    PathPoint,
+    choose_point,
+    connected_prototypes,
+    own_neighbours,
+    prototypes_to_keep,
+    refit_last_layer,
+)
 from likethat.training.pruning.thin import fewest_within_error, share_budget, untold
+from likethat.workflows.derived import open_member
+from likethat.workflows.prune import Pruned, drop_unconnected
 
 
 @pytest.fixture(scope="module")
@@ -206,14 +217,15 @@ def test_budget(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (chosen["accuracy"], chosen["connections"]) == (best, fewest)
 
     classifier = load(tmp_path / "lean", "cpu")
-    assert len(classifier.prototypes) == 9
-    assert int((classifier.weight_KP != 0).sum()) == chosen["connections"] == told["connections"]
+    assert len(classifier.prototypes) == told["prototypes"] <= 9
+    assert_connected(classifier)
+    assert int((classifier.weight_KP != 0).sum()) == told["connections"] <= chosen["connections"]
     dataset = open_run_data(classifier, None)
     right = [
         classifier.predict(dataset.root / sample.path).class_name == dataset.classes[sample.label]
         for sample in dataset.val
     ]
-    assert sum(right) / len(right) == pytest.approx(chosen["accuracy"])
+    assert sum(right) / len(right) == pytest.approx(told["after"]["accuracy"])
     assert layout.read_record(tmp_path / "lean").config.train.l1 == chosen["lam"]
     picture = (tmp_path / "lean" / layout.PATH).read_text()
     assert picture.count("<circle") == len(path) + 1
@@ -274,6 +286,13 @@ def places(classifier: Classifier) -> list[tuple[str, int, int]]:
     return [(prototype.path, prototype.row, prototype.column) for prototype in classifier.prototypes]
 
 
+def assert_connected(classifier: Classifier) -> None:
+    """Every prototype has a connection, or its class has no other."""
+    connected = (classifier.weight_KP != 0).any(0).tolist()
+    labels = [prototype.label for prototype in classifier.prototypes]
+    assert all(some or labels.count(label) == 1 for some, label in zip(connected, labels, strict=True))
+
+
 def test_a_budget_below_one_connection_a_prototype(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,17 +301,36 @@ def test_a_budget_below_one_connection_a_prototype(
         out = tmp_path / str(budget)
         assert main(["prune", str(run), "--out", str(out), "--budget", str(budget), "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert told["prototypes"] == budget
         assert told["connections"] <= budget, "own-class connections that would be negative are zero"
         lam = layout.read_record(out).config.train.l1
         after = load(out, "cpu")
-        assert places(after) == [places(before)[p] for p in by_loop(run, lam, least=1, target=budget)[-1]]
+        left = [places(before)[p] for p in by_loop(run, lam, least=1, target=budget)[-1]]
+        assert set(places(after)) <= set(left)
+        assert_connected(after)
         assert int((after.weight_KP != 0).sum()) == told["connections"]
         assert min(layout.read_record(out).prototypes_of_class) >= 1
-        assert sum(told["removed"].values()) == 9 - budget
+        assert sum(told["removed"].values()) == 9 - told["prototypes"] >= 9 - budget
         assert f"At most {budget} connections were allowed" in (out / layout.REPORT).read_text()
         assert main(["verify", str(out)]) == 0
         capsys.readouterr()
+
+
+def test_prototypes_without_any_connection_leave(run: Path, tmp_path: Path) -> None:
+    weight_KP = torch.tensor([[1.0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [0.0, 0, 0, 0, -0.2, 0]])
+    class_P = torch.tensor([0, 0, 1, 1, 2, 2])
+    assert connected_prototypes(weight_KP, class_P).tolist() == [0, 2, 4], "one of a class stays in any case"
+    member = open_member(load(run, "cpu"), 0, None, tmp_path, Display(quiet=True), nearest=None)
+    score_NP = member.scores["train"].score_NP
+    score_NP[:, 1] = -(member.scores["train"].label_N == 0).float()  # speaks against its own class, which is forbidden
+    settings = replace(member.record.config.train, l1=100.0, own_positive=True)
+    solution = refit_last_layer(member.scores["train"], None, settings)
+    assert not solution.weight_KP[:, 1].any()
+    pruned = drop_unconnected(Pruned(member, torch.arange(9), solution, settings))
+    kept = pruned.keep_p.tolist()
+    assert 1 not in kept
+    assert {p // 3 for p in kept} == {0, 1, 2}
+    again = refit_last_layer(member.scores["train"].select(pruned.keep_p), None, settings)
+    assert torch.allclose(pruned.solution.weight_KP, again.weight_KP, atol=1e-3)
 
 
 def test_a_number_of_prototypes_for_each_class(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Stanford Cars in both published layouts: cars_train, cars_test and devkit; or car_ims and cars_annos.mat."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def open_cars(root: Path, *, seed: int, full_images: bool, val_fraction: float) 
                 f"{root}: {sample.path} has class {sample.label + 1} of {len(classes)}: download the annotations again"
             )
     if full_images:
-        train, test = ([Sample(sample.path, sample.label) for sample in part] for part in (train, test))
+        train, test = ([replace(sample, box=None, object_box=sample.box) for sample in part] for part in (train, test))
     kept, val = hold_out(train, classes, [val_fraction], seed=seed)
     return DataSet(root, "cars", classes, kept, val, tuple(test), held_out=("val",))
 

@@ -1,6 +1,5 @@
 """What is wrong with a data set's files, all at once: broken pictures, duplicates, classes with too few images."""
 
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,9 +21,9 @@ from likethat.data.near_duplicates import (
 )
 from likethat.data.reading.pages import digest_data, read_page
 from likethat.data.reading.values import tell_values
-from likethat.distributed import local_world_size
 from likethat.errors import UserError
 from likethat.progress import Advance
+from likethat.runtime import usable_processors
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -130,7 +129,7 @@ def _check_row(root: Path, sample: Sample, size_wh: tuple[int, int]) -> DataProb
         try:
             mask = read_image(root / sample.mask, name=sample.mask)
         except ImageError as error:
-            return _problem(sample, "mask", f"the mask {error}")
+            return _problem(sample, "mask", f"the mask {error}; restore it, or leave the cell empty")
         if mask.size != size_wh:
             sizes = f"has {mask.width}x{mask.height} pixels, and the picture {width}x{height}"
             return _problem(sample, "mask", f"the mask {sample.mask} {sizes}; make it as large as the picture")
@@ -245,22 +244,19 @@ def _too_few_groups(dataset: DataSet, label: int) -> list[DataProblem]:
 
 
 def map_in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None, *, ahead: int = 0
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Iterator[Result]:
-    """Yield results in order, from one thread per processor unless told otherwise; few are under way at any time, but
-    at least `ahead`. Processes on one machine share its processors.
+    """Yield results in order, from one thread per processor unless told otherwise; few are under way at any time.
 
     Pillow lets go of Python's lock while it decodes and resizes, so threads keep the processors busy.
     """
-    if workers is None:
-        processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-        workers = max(1, len(processors) // local_world_size())
+    workers = usable_processors() if workers is None else workers
     under_way: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
             for item in items:
                 under_way.append(pool.submit(function, item))
-                if len(under_way) >= max(8 * workers, ahead):
+                if len(under_way) >= 8 * workers:
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()

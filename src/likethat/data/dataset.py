@@ -23,6 +23,7 @@ class Sample:
     weight: float = 1.0  # how much it counts in training
     row: int | None = None  # of the table that lists it, as a spreadsheet counts
     value_range: tuple[float, float] | None = None  # values that become black and white, if it has more than 8 bits
+    object_box: tuple[float, float, float, float] | None = None  # where the object is, if the picture is left whole
 
 
 @dataclass(frozen=True)

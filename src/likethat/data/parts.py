@@ -49,10 +49,19 @@ class PartTable:
         return part_NQ4, object_N4
 
 
-def read_mask(root: Path, sample: Sample, size_hw: tuple[int, int]) -> np.ndarray:
-    """Return the mask of a picture that has one, as a network with inputs of that size sees it: H x W, from 0 to 1."""
-    assert sample.mask is not None
-    drawn = np.asarray(read_image(root / sample.mask)).max(2) > 0
+def read_mask(root: Path, sample: Sample, size_hw: tuple[int, int], box: Box | None = None) -> np.ndarray:
+    """Return where the object of a picture is, as a network with inputs of that size sees it: H x W, from 0 to 1. That
+    is what the picture's mask shows, or the inside of its box where it has no mask, of the one that is given or else of
+    the sample's own."""
+    if sample.mask is not None:
+        drawn = np.asarray(read_image(root / sample.mask)).max(2) > 0
+    else:
+        box = box or sample.object_box
+        assert box is not None
+        width, height = read_image(root / sample.path, value_range=sample.value_range).size
+        x0, y0, x1, y1 = (max(0, round(side)) for side in box)
+        drawn = np.zeros((height, width), bool)
+        drawn[y0:y1, x0:x1] = True
     mask = Image.fromarray(drawn.astype(np.uint8) * 255).convert("RGB")
     return to_input(mask, sample.box, size_hw)[0][..., 0].astype(np.float32) / 255
 

@@ -44,7 +44,7 @@ def find_pictures(sources: Sequence[str], named: DataConfig | None = None) -> tu
             inside[:] = [name for name in inside if name not in own]
             files += [os.path.join(folder, name) for name in names]
         files.sort()
-        pictures = [file for file in files if Path(file).suffix.lower() in EXTENSIONS]
+        pictures = [file for file in files if os.path.splitext(file)[1].lower() in EXTENSIONS]
         found.update(dict.fromkeys(pictures))
         others = sorted(set(files) - set(pictures))
         skipped += [Skipped(file, "its name does not end like a picture's") for file in others]

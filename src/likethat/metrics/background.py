@@ -32,9 +32,12 @@ def objects_of(batch: Batch) -> tuple[Tensor, Tensor]:
         on_BHW = box_masks(batch.object_B4[:, None], size_hw)[:, 0]
         known_B = ~batch.object_B4[:, 0].isnan()
     for row, number in enumerate(batch.index_B.tolist()):
-        if (sample := subject.samples[number]).mask:
+        sample = subject.samples[number]
+        if sample.mask or sample.object_box:
             mask_HW = torch.from_numpy(read_mask(subject.root, sample, size_hw) >= 0.5)
             on_BHW[row], known_B[row] = mask_HW.to(batch.device), True
+        elif sample.box:  # cropped to the object
+            on_BHW[row] = known_B[row] = True
     return on_BHW, known_B
 
 

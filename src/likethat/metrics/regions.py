@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -50,7 +50,10 @@ class Reading:
         start = 0
         for network, output in zip(self.networks, self.outputs, strict=True):
             count = output.score_BP.shape[1]
-            mine = ((prototype_S >= start) & (prototype_S < start + count)).nonzero()[:, 0]
+            if len(self.networks) == 1:  # nobody needs to wait for the device to learn whose prototypes they are
+                mine = torch.arange(len(prototype_S), device=prototype_S.device)
+            else:
+                mine = ((prototype_S >= start) & (prototype_S < start + count)).nonzero()[:, 0]
             if len(mine):
                 distance_SHW = output.maps.of_pairs(image_S[mine], prototype_S[mine] - start)
                 yield network, mine, output.of_distance(distance_SHW)
@@ -83,8 +86,14 @@ def boxes_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
 
 
 def _in_shares(box_S4: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    return box_S4 / _sides(size_hw, box_S4.device)
+
+
+@lru_cache(maxsize=64)
+def _sides(size_hw: tuple[int, int], device: torch.device) -> Tensor:
+    """Return width and height twice; made anew, it would wait for all that the device is at."""
     height, width = size_hw
-    return box_S4 / torch.tensor([width, height, width, height], device=box_S4.device)
+    return torch.tensor([width, height, width, height], device=device)
 
 
 def centres(box: Tensor) -> Tensor:

@@ -16,8 +16,7 @@ from likethat.runs.judged import JudgedImage
 SIDE, LARGEST, LEAST = 640, 40, 3  # of the whole picture and of a cell, at most and at least, in pixels
 NAMED = 40  # classes whose names stand beside the picture, at most
 COUNTED = 25  # classes whose cells show numbers, at most
-LISTED = 500  # wrong pictures that a report names
-OF_A_CELL, IN_ALL = 6, 60  # sheets on a page
+OF_A_CELL = 6  # sheets, at most
 
 
 @dataclass(frozen=True)
@@ -56,16 +55,6 @@ class ConfusionMatrix:
     def is_counted(self) -> bool:
         return len(self.classes) <= COUNTED
 
-    @property
-    def listed(self) -> list[ConfusionCell]:
-        """Return the cells of wrong pictures whose names a report has room for."""
-        listed, room = [], LISTED
-        for cell in self.cells:
-            if cell.is_wrong and len(cell.images) <= room:
-                listed.append(cell)
-                room -= len(cell.images)
-        return listed
-
 
 def confusion_matrix(judged: Sequence[JudgedImage], classes: Sequence[str]) -> ConfusionMatrix:
     """Sort pictures by what they are and what they are taken for; those that nobody asked the model about are left
@@ -85,10 +74,14 @@ def confusion_matrix(judged: Sequence[JudgedImage], classes: Sequence[str]) -> C
     return ConfusionMatrix(tuple(classes), tuple(cells))
 
 
-def to_explain(matrix: ConfusionMatrix) -> list[JudgedImage]:
-    """Return the pictures whose sheets a page shows: some of every cell while there is room, wrong ones first."""
-    chosen = [image for cell in matrix.cells for image in cell.images[:OF_A_CELL]]
-    return chosen[:IN_ALL]
+def to_explain(matrix: ConfusionMatrix, most: int) -> list[JudgedImage]:
+    """Return the pictures whose sheets a page shows: one of every cell, then another, while there is room; wrong ones
+    before right ones."""
+    chosen: list[JudgedImage] = []
+    for wrong in (True, False):
+        cells = [cell for cell in matrix.cells if cell.is_wrong == wrong]
+        chosen += [cell.images[n] for n in range(OF_A_CELL) for cell in cells if n < len(cell.images)]
+    return chosen[:most]
 
 
 def write_confusions(

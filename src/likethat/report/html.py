@@ -68,6 +68,7 @@ def write_report(
         explanations=explanations,
         judged=judged,
         matrix=confusion_matrix(judged, classifier.classes),
+        confusions=layout.CONFUSIONS if (run / layout.CONFUSIONS).is_file() else None,
         wrong={image.path: image for image in judged if image.is_wrong},
         most_wrong=MOST_WRONG,
         table=layout.IMAGES if (run / layout.IMAGES).is_file() else None,

@@ -32,6 +32,7 @@ REPORT = "report.html"
 CARD = "README.md"  # of a model that is given away, in place of the report
 # What `evaluate --interpretability` measured, by the part of the data that it was measured on.
 INTERPRETABILITY = {"test": "interpretability.json", "val": "interpretability-val.json"}
+CONFUSIONS = "confusions.html"  # the images that the report is about by what they are taken for, with sheets
 IMAGES = "images.csv"  # every image: its part and class and, if it was held out, what the model takes it for
 NEAR_DUPLICATES = "near-duplicates.jpg"  # pictures of one part that look nearly like those of another
 CALIBRATION = "calibration.json"  # how validation images did, for promises about new ones

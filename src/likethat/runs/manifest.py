@@ -23,7 +23,14 @@ FIXED = (
     layout.PATH,
     layout.NEAR_DUPLICATES,
 )
-LATER = (layout.CALIBRATION, layout.IMAGES, *layout.INTERPRETABILITY.values(), layout.REPORT, layout.ATTRIBUTED)
+LATER = (
+    layout.CALIBRATION,
+    layout.IMAGES,
+    *layout.INTERPRETABILITY.values(),
+    layout.REPORT,
+    layout.ATTRIBUTED,
+    layout.CONFUSIONS,
+)
 
 
 def write_manifest(run: Path) -> None:

@@ -124,7 +124,8 @@ def _reorder(part: Part, classes: tuple[str, ...], target: Path) -> None:
     record = replace(part.record, data=replace(part.record.data, classes=classes))
     prototypes = classifier.prototypes
     write_network(target, record, network, keep_p, class_P[keep_p], weight_KP[:, keep_p], prototypes, part.path)
-    write_report(target, load(target, "cpu"), [])  # the old one names the prototypes otherwise
+    write_report(target, load(target, "cpu"), [])  # the old pages name the prototypes otherwise
+    (target / layout.CONFUSIONS).unlink(missing_ok=True)
 
 
 def _evaluate(

@@ -18,15 +18,13 @@ from likethat.metrics.registry import METRICS
 from likethat.metrics.reliability import Bin, calibration_figures, reliability
 from likethat.metrics.sweep import Subject, sweep
 from likethat.progress import Display
-from likethat.report.html import write_report
 from likethat.runs import layout
 from likethat.runs.atomic_files import write_json
 from likethat.runs.classifier import Classifier
 from likethat.runs.data import is_training_data, open_held_out_data, open_out_of_distribution, open_test_data
-from likethat.runs.judged import judge
 from likethat.runs.lock import lock_run
 from likethat.runs.manifest import update_manifest
-from likethat.workflows.run_conclusion import explain_some
+from likethat.workflows.run_conclusion import report_images
 
 
 @dataclass(frozen=True)
@@ -90,10 +88,9 @@ def evaluate_interpretability(
     if own:
         with lock_run(classifier.path):
             write_json(classifier.path / layout.INTERPRETABILITY[part], result.to_dict())
-            judged = judge(part, samples, classifier.classes, logits_NK)
-            examples = explain_some(classifier, dataset.root, samples, logits_NK)
-            write_report(classifier.path, classifier, examples, judged, part)
-            update_manifest(classifier.path, layout.INTERPRETABILITY[part], layout.REPORT)
+            evaluation = result.evaluation
+            report_images(classifier.path, classifier, dataset.root, samples, logits_NK, evaluation, part)
+            update_manifest(classifier.path, layout.INTERPRETABILITY[part], layout.REPORT, layout.CONFUSIONS)
     return result
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from likethat.data.cells import Cells
 from likethat.data.check import map_in_threads
 from likethat.data.dataset import DataSet, Sample
-from likethat.data.decode import Box, read_image, to_input
+from likethat.data.decode import Box
 from likethat.data.parts import read_mask, read_parts
 from likethat.errors import UserError
 from likethat.progress import Advance
@@ -24,13 +22,13 @@ SHARE = 0.5  # of a cell that must lie on the object
 
 def object_cells(dataset: DataSet, cells: Cells, advance: Advance | None = None) -> Tensor:
     """Return which cells of each training picture lie on its object: N x H x W. Where a picture has neither mask nor
-    box all do, and where an object is smaller than a cell the one that shows most of it does."""
+    box, or is cropped to its box, all do; where an object is smaller than a cell the one that shows most of it does."""
     parts = read_parts(dataset)
     boxes: Mapping[str, Box] = parts.object_of if parts else {}
-    if not any(sample.mask or sample.path in boxes for sample in dataset.train):
+    if not any(sample.mask or sample.box or sample.object_box or sample.path in boxes for sample in dataset.train):
         raise UserError(
-            f"{dataset.root} has neither masks nor boxes of its objects, which --on-object needs; name masks in a "
-            "column mask of a table, or leave the option out."
+            f"{dataset.root} has neither masks nor boxes of its objects, which --on-object needs; name them in the "
+            "columns of a table (mask, or x0, y0, x1, y1), or leave the option out."
         )
 
     def look(sample: Sample) -> Tensor:
@@ -46,17 +44,9 @@ def object_cells(dataset: DataSet, cells: Cells, advance: Advance | None = None)
 
 def _cells_of(dataset: DataSet, sample: Sample, box: Box | None, cells: Cells) -> Tensor:
     height, width = cells.size_hw
-    fine_hw = (FINE * height, FINE * width)
-    if sample.mask:
-        return on_object(torch.from_numpy(read_mask(dataset.root, sample, fine_hw)), cells)
-    if box is None:
+    if sample.mask is None and (sample.box or (box or sample.object_box) is None):
         return torch.ones(height, width, dtype=torch.bool)
-    picture = read_image(dataset.root / sample.path, value_range=sample.value_range)
-    mask = Image.new("RGB", picture.size)
-    x0, y0, x1, y1 = map(round, box)
-    mask.paste("white", (x0, y0, x1, y1))
-    fine_HW3, _ = to_input(mask, sample.box, fine_hw)
-    return on_object(torch.from_numpy(fine_HW3[..., 0].astype(np.float32) / 255), cells)
+    return on_object(torch.from_numpy(read_mask(dataset.root, sample, (FINE * height, FINE * width), box)), cells)
 
 
 def on_object(fine_HW: Tensor, cells: Cells) -> Tensor:

@@ -38,6 +38,10 @@ class Pruned:
     solution: LastLayerSolution
     settings: TrainConfig  # with the lambda that the solution belongs to
 
+    @property
+    def device(self) -> torch.device:
+        return self.solution.weight_KP.device
+
     def logits(self, part: str) -> Tensor:
         return self.member.scores[part].logits(self.solution.weight_KP, self.keep_p)
 
@@ -87,6 +91,7 @@ def prune(
             pruned, asked = _thin_to_budget(members, budget, display), {"budget": budget}
         else:
             pruned, asked = _prune_to_budget(members, budget, display)
+        pruned = [drop_unconnected(part, sparse="path" in asked) for part in pruned]
         asked["seconds"] = time.monotonic() - started
         return _write(target, classifier.path, pruned, asked)
 
@@ -175,8 +180,26 @@ def _prune_to_budget(members: Sequence[Member], budget: int, display: Display) -
     return steps[chosen], {"budget": budget, "chosen": chosen, "path": [asdict(point) for point in path]}
 
 
+def drop_unconnected(pruned: Pruned, *, sparse: bool = False) -> Pruned:
+    """Remove the prototypes that are left without any connection. The last layer is solved again, since they may have
+    stood in for others on the images these were cut from; with `sparse`, unless that takes more connections."""
+    scores, solution, keep_p = pruned.member.scores["train"], pruned.solution, pruned.keep_p.to(pruned.device)
+    while True:
+        stay_q = rules.connected_prototypes(solution.weight_KP, scores.class_P[keep_p])
+        if len(stay_q) == len(keep_p):
+            return replace(pruned, keep_p=keep_p, solution=solution)
+        keep_p = keep_p[stay_q]
+        left = replace(solution, weight_KP=solution.weight_KP[:, stay_q])
+        solved = rules.refit_last_layer(scores.select(keep_p), left.weight_KP, pruned.settings)
+        solution = left if sparse and _count(solved) > _count(left) else solved
+
+
 def _connections(pruned: Sequence[Pruned]) -> int:
-    return sum(int((part.solution.weight_KP != 0).sum()) for part in pruned)
+    return sum(_count(part.solution) for part in pruned)
+
+
+def _count(solution: LastLayerSolution) -> int:
+    return int((solution.weight_KP != 0).sum())
 
 
 def _measure(pruned: Sequence[Pruned]) -> dict[str, float]:

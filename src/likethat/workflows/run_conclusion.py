@@ -17,12 +17,14 @@ from likethat.report.html import write_report
 from likethat.runs import layout
 from likethat.runs.calibration import fit_calibration, write_calibration
 from likethat.runs.classifier import Classifier, load
-from likethat.runs.judged import judge, write_judged
+from likethat.runs.judged import JudgedImage, judge, write_judged
 from likethat.runs.looks import count_looks
 from likethat.runs.manifest import write_manifest
 from likethat.training.state import write_metrics
+from likethat.workflows.confusions import write_confusion_page
 
 EXPLAINED = 4  # images in the report
+SHEETS = 24  # on the page behind its confusion matrix
 
 
 def conclude(
@@ -45,12 +47,29 @@ def conclude(
     looks = 1 + (count_looks(metrics) if looks is None else looks)
     write_metrics(run, [*metrics, {"stage": "test", "looks": looks, **evaluation.to_dict()}])
     classifier = load(run, str(logits_NK.device))
-    judged = judge("test", dataset.test, dataset.classes, logits_NK)
+    judged = report_images(run, classifier, dataset.root, dataset.test, logits_NK, evaluation)
     others = judge("val", dataset.val, dataset.classes, val_NK), judge("train", dataset.train, dataset.classes, None)
     write_judged(run / layout.IMAGES, chain(judged, *others))
-    write_report(run, classifier, explain_some(classifier, dataset.root, dataset.test, logits_NK), judged)
     write_manifest(run)
     return classifier, evaluation
+
+
+def report_images(
+    run: Path,
+    classifier: Classifier,
+    root: Path,
+    samples: Sequence[Sample],
+    logits_NK: Tensor,
+    evaluation: Evaluation,
+    part: str = "test",
+) -> list[JudgedImage]:
+    """Write the report of a run, and the page behind its confusion matrix, about the images of a part; return what they
+    are taken for."""
+    judged = judge(part, samples, classifier.classes, logits_NK)
+    page = run / layout.CONFUSIONS
+    write_confusion_page(page, classifier, root, samples, evaluation, judged, most=SHEETS, report=layout.REPORT)
+    write_report(run, classifier, explain_some(classifier, root, samples, logits_NK), judged, part)
+    return judged
 
 
 def explain_some(classifier: Classifier, root: Path, samples: Sequence[Sample], logits_NK: Tensor) -> list[Explanation]:

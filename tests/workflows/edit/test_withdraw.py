@@ -79,6 +79,8 @@ def test_pixels_prototypes_and_connections_go(place: Path) -> None:
     shown = [before.prototypes[number].crop for number in cut] + [before.prototypes[0].source]
     pixels = [base64.b64encode((run / name).read_bytes()) for name in shown]
     assert all(text in (run / "report.html").read_bytes() for text in pixels), "the test would see them"
+    tested = held_out[1].relative_to(birds).as_posix()
+    assert tested in (run / "confusions.html").read_text(), "with its pixels"
     command = ["edit", run, "--without", victim, *held_out, "--data", birds, "--why", "asked to", "--who", "Ada"]
     done = likethat(*command, "--device", "cpu")
 
@@ -96,6 +98,7 @@ def test_pixels_prototypes_and_connections_go(place: Path) -> None:
         assert not any(text in content or base64.b64decode(text) in content for text in pixels), name
     with (run / "images.csv").open() as file:
         assert gone.isdisjoint(row["image"] for row in csv.DictReader(file))
+    assert tested not in (run / "confusions.html").read_text()
     assert not (run / "atlas").exists()
     assert not (run / "attribution.safetensors").exists()
     assert (run / "notes.txt").read_text() == "mine"

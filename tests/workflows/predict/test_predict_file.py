@@ -7,6 +7,9 @@ import json
 import os
 import shutil
 import signal
+import sys
+import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from PIL import Image
 
 from likethat.explaining.explanation import explain
 from likethat.runs.classifier import load
+from likethat.workflows.predict import reading
 from likethat.workflows.predict import run as run_module
 from likethat.workflows.predict.formats import COLUMNS
 from likethat.workflows.predict.frames import FrameWriter, find_frames, frame_files, next_start
@@ -47,13 +51,14 @@ def answers(run: Path, birds: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
-def in_batches_of_five() -> None:
-    run_module.BATCH = 5
+def in_batches_of_five(many: int = 10**6) -> None:
+    """In the command's own process; from `many` pictures on, other processes read them."""
+    run_module.BATCH, reading.MANY = 5, many
 
 
-def killed_at(count: int) -> None:
+def killed_at(count: int, many: int = 10**6) -> None:
     """In the command's own process: kill it when it has half of a batch's answers written."""
-    in_batches_of_five()
+    in_batches_of_five(many)
     whole, calls = FrameWriter.add, 0
 
     def add(self: FrameWriter, batch: int, answers: bytes, unread: int) -> None:
@@ -194,15 +199,55 @@ def test_a_folder_without_pictures_leaves_nothing_behind(run: Path, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-def test_large_pictures_are_not_kept_while_they_wait(run: Path, tmp_path: Path) -> None:
-    """What threads have read ahead is as small as what the network sees."""
-    from likethat.workflows.predict.answers import NamedPicture, ReadPicture, read_picture
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_processes_that_read_change_nothing(run: Path, birds: Path, answers: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    command = ["predict", run, birds, "--out", out, "--device", "cpu"]
+    killed = likethat(*command, check=None, before=partial(killed_at, 4, many=1))
+    assert killed.returncode == -signal.SIGKILL
+    end = time.monotonic() + 30
+    while users_of(tmp_path):
+        assert time.monotonic() < end, "processes that read end with the one that asked them to"
+    likethat(*command, before=partial(in_batches_of_five, many=1))
+    assert out.read_bytes() == answers.read_bytes()
 
-    Image.new("RGB", (3000, 2000), "red").save(tmp_path / "large.png")
-    read = read_picture(load(run, "cpu"), NamedPicture(str(tmp_path / "large.png")))
-    assert isinstance(read, ReadPicture)
-    assert [pixels.nbytes for pixels in read.pixels] == [64 * 64 * 3]
-    assert all(pixels.base is None or pixels.base.nbytes <= 64 * 64 * 3 for pixels in read.pixels)
+
+def users_of(folder: Path) -> list[str]:
+    """Return the open files in a folder, whichever processes have them."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            found.append(os.readlink(link))
+    return [file for file in found if file.startswith(str(folder))]
+
+
+def die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def readers_die() -> None:
+    in_batches_of_five(many=1)
+    reading.read_image = die  # type: ignore[assignment]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_a_killed_reader_is_told(run: Path, birds: Path, tmp_path: Path) -> None:
+    done = likethat("predict", run, birds, "--out", tmp_path / "a.csv", "--device", "cpu", check=2, before=readers_die)
+    assert "A process that reads pictures was killed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_what_waits_is_as_small_as_what_the_network_sees(run: Path, tmp_path: Path) -> None:
+    large, small = (tmp_path / name for name in ("large.png", "small.png"))
+    Image.new("RGB", (3000, 2000), "red").save(large)
+    Image.new("RGB", (30, 20), "red").save(small)
+    pictures = [reading.NamedPicture(str(path)) for path in (large, tmp_path / "none.png", small)]
+    (batch,) = reading.read_batches(load(run, "cpu"), pictures, [0], 4)
+    assert [pixels.shape for pixels in batch.pixels] == [(2, 64, 64, 3)]
+    assert (batch.pixels[0] == [255, 0, 0]).all()
+    assert [view.upright_hw for (view,) in batch.views] == [(2000, 3000), (20, 30)]
+    assert "cannot be opened" in str(batch.told[1])
 
 
 @given(batches=st.lists(st.binary(max_size=40), max_size=6), cut=st.integers(0, 300))

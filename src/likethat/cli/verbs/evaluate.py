@@ -10,6 +10,8 @@ from likethat.cli.arguments import DONE, add_verb, answer, display_of
 from likethat.distributed import is_main_process
 from likethat.errors import UserError
 
+SHEETS = 60  # on the page of --confusions, at most
+
 
 def evaluate(args: argparse.Namespace) -> int:
     """Measure the accuracy of a run on its test images or on other data and, on request, its explanations."""
@@ -23,7 +25,7 @@ def evaluate(args: argparse.Namespace) -> int:
         raise UserError("Other pictures are a matter of --interpretability; add that, or leave out --ood.")
     from likethat.cli.tables import print_evaluation
     from likethat.runs.classifier import Classifier
-    from likethat.runs.data import load_run
+    from likethat.runs.data import load_run, open_test_data
     from likethat.runs.judged import write_judged
     from likethat.workflows.confusions import write_confusion_page
     from likethat.workflows.evaluate import evaluate_run
@@ -35,7 +37,9 @@ def evaluate(args: argparse.Namespace) -> int:
     if args.csv and is_main_process():
         write_judged(args.csv, judged)
     if args.confusions and is_main_process() and isinstance(model, Classifier):
-        write_confusion_page(args.confusions, model, args.data, evaluation, judged, display_of(args))
+        dataset, _ = open_test_data(model, args.data)
+        where = args.confusions, model, dataset.root, dataset.test
+        write_confusion_page(*where, evaluation, judged, most=SHEETS, display=display_of(args))
     answer(args, evaluation.to_dict(), lambda: print_evaluation(evaluation))
     return DONE
 

@@ -102,8 +102,8 @@ def open_table(
     for row, path, mask, label, part, box, group, weight in zip(
         read.rows, paths, masks, labels, splits, *others, strict=True
     ):
-        box = None if full_images else box
-        sample = Sample(path, number_of[label], box, group, mask, weight, row, value_range)
+        crop, object_box = (None, box) if full_images else (box, None)
+        sample = Sample(path, number_of[label], crop, group, mask, weight, row, value_range, object_box)
         parts.setdefault(part, []).append(sample)
     fractions = {"test": test_fraction, "val": val_fraction}
     held_out = tuple(part for part in fractions if part not in parts)

@@ -47,6 +47,7 @@ class Pictures:
     def __init__(self, inline: bool, colours: str = "ember") -> None:
         self.inline, self.colours = inline, colours
         self.by_key: dict[object, Picture] = {}
+        self.heats: dict[int, tuple[Match, str]] = {}  # by the id of the match, which must not be another's meanwhile
 
     def of_file(self, run: Path, name: str) -> Picture:
         key = (run, name)
@@ -88,9 +89,10 @@ class Pictures:
         return replace(self.part(explanation, match), label="this part of your picture", alone=True)
 
     def activation(self, explanation: ScoredPicture, match: Match) -> Drawing:
-        drawing = self.part(explanation, match)
-        heat = _heat(match.map_HW, drawing.picture, self.colours)
-        return replace(drawing, label="activation map", box=None, heat=heat)
+        drawing, key = self.part(explanation, match), id(match)  # of several sheets of one picture
+        if key not in self.heats:
+            self.heats[key] = match, _heat(match.map_HW, drawing.picture, self.colours)
+        return replace(drawing, label="activation map", box=None, heat=self.heats[key][1])
 
 
 def _heat(map_HW: Tensor, picture: Picture, colours: str) -> str:

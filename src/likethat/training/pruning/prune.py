@@ -109,9 +109,23 @@ def prototypes_to_keep(
             f"Pruning would leave {names} without any prototype; pass --keep-one to keep the best one of each class, "
             "or a lower --threshold."
         )
-    for label in empty:
+    return _with_one_of_each(kept_P, class_P, own_P)
+
+
+def connected_prototypes(weight_KP: Tensor, class_P: Tensor) -> Tensor:
+    """Return the numbers of the prototypes that have a connection, which may be to no class at all where those to their
+    own must not be negative; of a class without any, the first."""
+    connections_P = (weight_KP != 0).sum(0)
+    return _with_one_of_each(connections_P > 0, class_P, connections_P)
+
+
+def _with_one_of_each(kept_P: Tensor, class_P: Tensor, value_P: Tensor) -> Tensor:
+    """Return the numbers of the prototypes to keep; of a class without any, that of the first with the most value."""
+    kept_P = kept_P.clone()
+    for label in class_P.unique().tolist():
         member_m = (class_P == label).nonzero()[:, 0]
-        kept_P[member_m[own_P[member_m].argmax()]] = True
+        if not bool(kept_P[member_m].any()):
+            kept_P[member_m[value_P[member_m].argmax()]] = True
     return kept_P.nonzero()[:, 0]
 
 

@@ -16,7 +16,7 @@ from likethat.runs.atomic_files import check_replaceable, whole_folder
 OURS = {
     *(layout.CONFIG, layout.MODEL, layout.PROTOTYPES, layout.PICTURES, layout.METRICS, layout.EDITS, layout.REPORT),
     *(layout.IMAGES, layout.CALIBRATION, layout.PATH, layout.MANIFEST, layout.NEAR_DUPLICATES, CHECKPOINTS, LOCK),
-    *(layout.ATTRIBUTED, *layout.INTERPRETABILITY.values()),
+    *(layout.ATTRIBUTED, layout.CONFUSIONS, *layout.INTERPRETABILITY.values()),
 }
 
 

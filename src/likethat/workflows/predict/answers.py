@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from likethat.data.decode import Box, ImageError, View, read_image, to_input
+from likethat.data.decode import Box
 from likethat.data.loaders import to_unit
 from likethat.errors import UserError
 from likethat.metrics.regions import Reading
 from likethat.runs.classifier import Classifier
-from likethat.runtime import send
+from likethat.runtime import fetch, send
 from likethat.workflows.predict.formats import REASONS, Row
-
-
-@dataclass(frozen=True, slots=True)
-class NamedPicture:
-    """A picture that is asked about, and the box that it is cropped to first."""
-
-    path: str
-    box: Box | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPicture:
-    """What the networks see of a picture; the picture itself, which may be large, is not kept."""
-
-    pixels: tuple[np.ndarray, ...]  # HW3 uint8, one a member
-    views: tuple[View, ...]
+from likethat.workflows.predict.reading import ReadBatch, Views
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the networks found in a batch, on their device: nothing has waited for it yet."""
+    """What the networks found in a batch."""
 
     logits_BK: Tensor
     score_BP: Tensor
@@ -47,63 +31,46 @@ class Found:
     box_BR4: Tensor  # where they are found, in shares of what the network sees
 
 
-def read_picture(classifier: Classifier, picture: NamedPicture) -> ReadPicture | str:
-    """Read a picture as all networks see it; return what is wrong with it where it cannot be read."""
-    try:
-        upright = read_image(Path(picture.path), value_range=classifier.value_range)
-    except ImageError as error:
-        return error.cause
-    inputs = [to_input(upright, picture.box, network.backbone.input_size) for network in classifier.networks]
-    return ReadPicture(tuple(pixels for pixels, _ in inputs), tuple(view for _, view in inputs))
-
-
 @torch.no_grad()
-def find_answers(classifier: Classifier, batch: Sequence[ReadPicture]) -> Found:
-    """Let the networks look at a batch, and locate the reasons of what they predict. Boxes of other prototypes, which
-    would take longer than the networks do, are not worked out."""
+def find_answers(classifier: Classifier, pixels: Sequence[np.ndarray]) -> Callable[[], Found]:
+    """Let the networks look at a batch, and locate the reasons of what they predict; nothing waits for the device until
+    the function that is returned is called. Boxes of other prototypes, which would take longer than the networks do,
+    are not worked out."""
     networks, outputs = classifier.networks, []
-    for member, network in enumerate(networks):
-        pixel_BHW3 = torch.from_numpy(np.stack([picture.pixels[member] for picture in batch]))
-        outputs.append(network(to_unit(send(pixel_BHW3, classifier.device).permute(0, 3, 1, 2))))
+    for network, pixel_BHW3 in zip(networks, pixels, strict=True):
+        outputs.append(network(to_unit(send(torch.from_numpy(pixel_BHW3), classifier.device).permute(0, 3, 1, 2))))
     reading = Reading(networks, outputs)
     points_BP = reading.score_BP * classifier.weight_KP[reading.logits_BK.argmax(1)]
     points_BR, prototype_BR = points_BP.topk(min(REASONS, points_BP.shape[1]), dim=1)
-    image_BR = torch.arange(len(batch), device=classifier.device)[:, None].expand_as(prototype_BR)
+    image_BR = torch.arange(len(points_BR), device=classifier.device)[:, None].expand_as(prototype_BR)
     box_S4 = reading.boxes(image_BR.flatten(), prototype_BR.flatten())
     box_BR4 = box_S4.unflatten(0, prototype_BR.shape)
-    return Found(reading.logits_BK, reading.score_BP, prototype_BR, points_BR, box_BR4)
+    arrived = fetch(reading.logits_BK, reading.score_BP, prototype_BR, points_BR, box_BR4)
+    return lambda: Found(*arrived())
 
 
-def rows_of(
-    classifier: Classifier,
-    pictures: Sequence[NamedPicture],
-    read_B: Sequence[ReadPicture | str],
-    found: Found | None,
-    level: float | None,
-) -> list[Row]:
+def rows_of(classifier: Classifier, batch: ReadBatch, found: Found | None, level: float | None) -> list[Row]:
     """Return one row a picture, in their order; `found` is about those that could be read, if there are any."""
-    answered = iter(_answers(classifier, [read for read in read_B if isinstance(read, ReadPicture)], found, level))
+    answered = iter(_answers(classifier, batch.views, found, level))
     return [
-        {"path": picture.path, **(_unread(read) if isinstance(read, str) else next(answered))}
-        for picture, read in zip(pictures, read_B, strict=True)
+        {"path": picture.path, **(_unread(told) if isinstance(told, str) else next(answered))}
+        for picture, told in zip(batch.pictures, batch.told, strict=True)
     ]
 
 
-def _answers(
-    classifier: Classifier, read_B: Sequence[ReadPicture], found: Found | None, level: float | None
-) -> list[Row]:
+def _answers(classifier: Classifier, views_B: Sequence[Views], found: Found | None, level: float | None) -> list[Row]:
     if found is None:
         return []
-    logits_BK, score_BP = found.logits_BK.cpu().double(), found.score_BP.cpu().double()
+    logits_BK, score_BP = found.logits_BK.double(), found.score_BP.double()
     if not bool(logits_BK.isfinite().all()):
         raise UserError(f"{classifier.path} gives points that are no numbers, so its weights are damaged; restore it.")
     verdicts = classifier.verdicts(logits_BK, score_BP, level)
     probability_B, guess_B = logits_BK.softmax(1).max(1)
-    similarity_BR = score_BP.gather(1, found.prototype_BR.cpu())
+    similarity_BR = score_BP.gather(1, found.prototype_BR)
     columns = (probability_B, guess_B, found.prototype_BR, found.points_BR, similarity_BR, found.box_BR4)
     rows = []
-    for read, verdict, probability, guess, *reasons in zip(
-        read_B, verdicts, *(column.tolist() for column in columns), strict=True
+    for views, verdict, probability, guess, *reasons in zip(
+        views_B, verdicts, *(column.tolist() for column in columns), strict=True
     ):
         rows.append(
             {
@@ -114,7 +81,7 @@ def _answers(
                 "abstains": None if verdict is None else verdict.abstains,
                 "error": None,
                 "reasons": [
-                    _reason(classifier, read, *reason) for reason in zip(*reasons, strict=True) if reason[1] > 0
+                    _reason(classifier, views, *reason) for reason in zip(*reasons, strict=True) if reason[1] > 0
                 ],
             }
         )
@@ -127,11 +94,11 @@ def _unread(cause: str) -> Row:
 
 
 def _reason(
-    classifier: Classifier, read: ReadPicture, number: int, points: float, similarity: float, share: Box
+    classifier: Classifier, views: Views, number: int, points: float, similarity: float, share: Box
 ) -> dict[str, Any]:
     """Return a prototype that speaks for the class, and where it is found in the file's pixels."""
     prototype = classifier.prototypes[number]
-    view = read.views[prototype.member]
+    view = views[prototype.member]
     height, width = view.input_hw
     box = view.to_file((share[0] * width, share[1] * height, share[2] * width, share[3] * height))
     return {

@@ -13,7 +13,7 @@ from likethat.data.tables.rows import is_table
 from likethat.data.tables.table import list_pictures
 from likethat.errors import UserError
 from likethat.runs import layout
-from likethat.workflows.predict.answers import NamedPicture
+from likethat.workflows.predict.reading import NamedPicture
 
 
 def named_pictures(run: Path, sources: Sequence[str]) -> tuple[list[NamedPicture], list[Skipped]]:

@@ -8,16 +8,15 @@ bytes.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from likethat.data.check import map_in_threads
 from likethat.data.files import digest_file
 from likethat.data.pictures import Skipped
 from likethat.distributed import any_process, barrier, broadcast_object, is_main_process, own_shard, rank
@@ -28,16 +27,15 @@ from likethat.runs.atomic_files import atomic_path, read_json, write_json
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.lock import lock_run
 from likethat.runtime import StopFlag, stop_on_signals
-from likethat.workflows.predict.answers import NamedPicture, ReadPicture, find_answers, read_picture, rows_of
+from likethat.workflows.predict.answers import Found, find_answers, rows_of
 from likethat.workflows.predict.formats import AnswerFormat, Row, format_of
 from likethat.workflows.predict.frames import FrameWriter, find_frames, frame_files, next_start
 from likethat.workflows.predict.pictures import digest_of, named_pictures
+from likethat.workflows.predict.reading import NamedPicture, ReadBatch, read_batches
 
 BATCH = 64
 HEADER = "begun.json"  # what must be the same for answers to mean the same
 VERSION = 1
-
-ReadBatch = list[tuple[NamedPicture, ReadPicture | str]]
 
 
 @dataclass(frozen=True)
@@ -141,14 +139,14 @@ def _answer_own(
     stop: StopFlag,
 ) -> None:
     """Answer this process's share of the batches. While the device is at one, the answers of the one before are
-    written, and threads read the ones after."""
+    written, and the ones after are read."""
     start = broadcast_object(next_start(part) if is_main_process() else 0)
     own = wanted[own_shard(len(wanted))]
     total, done = sum(len(_cut(pictures, number)) for number in own), 0
     writer = FrameWriter(part, start, rank())
     try:
-        with display.task("predicting") as advance:
-            for number, rows in _answered(classifier, pictures, own, level):
+        with display.task("predicting") as advance, closing(read_batches(classifier, pictures, own, BATCH)) as batches:
+            for number, rows in zip(own, _answered(classifier, batches, level), strict=True):
                 writer.add(number, answers.encode(rows), sum(row["error"] is not None for row in rows))
                 done += len(rows)
                 advance(done, total)
@@ -157,29 +155,22 @@ def _answer_own(
         writer.close()
 
 
-def _answered(
-    classifier: Classifier, pictures: Sequence[NamedPicture], own: Sequence[int], level: float | None
-) -> Iterator[tuple[int, list[Row]]]:
-    waiting: tuple[int, partial[list[Row]]] | None = None
-    for number, batch in zip(own, read_batches(classifier, pictures, own), strict=True):
-        named_B, read_B = [picture for picture, _ in batch], [read for _, read in batch]
-        good = [read for read in read_B if isinstance(read, ReadPicture)]
-        found = find_answers(classifier, good) if good else None
+def _answered(classifier: Classifier, batches: Iterable[ReadBatch], level: float | None) -> Iterator[list[Row]]:
+    """Yield the rows of each batch when the device has been given the one after it."""
+    waiting: Callable[[], list[Row]] | None = None
+    for batch in batches:
+        arriving = find_answers(classifier, batch.pixels) if batch.views else None
         if waiting:
-            yield waiting[0], waiting[1]()
-        waiting = number, partial(rows_of, classifier, named_B, read_B, found, level)
+            yield waiting()
+        waiting = partial(_rows, classifier, batch, arriving, level)
     if waiting:
-        yield waiting[0], waiting[1]()
+        yield waiting()
 
 
-def read_batches(classifier: Classifier, pictures: Sequence[NamedPicture], own: Sequence[int]) -> Iterator[ReadBatch]:
-    """Yield batches of pictures as they are read, in threads that are two batches ahead at most."""
-    read = map_in_threads(
-        lambda picture: (picture, read_picture(classifier, picture)),
-        (picture for number in own for picture in _cut(pictures, number)),
-        ahead=2 * BATCH,
-    )
-    return (list(islice(read, len(_cut(pictures, number)))) for number in own)
+def _rows(
+    classifier: Classifier, batch: ReadBatch, arriving: Callable[[], Found] | None, level: float | None
+) -> list[Row]:
+    return rows_of(classifier, batch, arriving() if arriving else None, level)
 
 
 def _write_together(out: Path, part: Path, answers: AnswerFormat, batches: int) -> int:
