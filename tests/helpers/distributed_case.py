@@ -39,9 +39,6 @@ CLASSES = 3
 BATCHES = torch.arange(42).view(6, 7).flip(1)  # seven pictures a step, so that slices differ in size
 
 
-memory_map.MEMORY_SHARE = 0.0  # scores go to a file
-
-
 def make_state(config: Config) -> RunState:
     torch.manual_seed(0)
     model = place(create_protopnet(config.model, [4] * CLASSES), torch.device("cpu"))
@@ -101,8 +98,10 @@ def work(file: Path) -> dict[str, Tensor]:
     found |= with_prefix("exact/nearest", vars(nearest_patches(model, images, k=3)))
     found |= with_prefix("exact/projection", vars(project(model, images, ("a", "b", "c"))))
     found["exact/prototype_PDhw"] = model.prototype_layer.prototype_PDhw.detach().clone()
+    share, memory_map.MEMORY_SHARE = memory_map.MEMORY_SHARE, 0.0  # scores go to a file
     with score_cache.cached_scores(model, images, None, file) as score_NP:
         found["exact/cached_NP"] = score_NP.clone()
+    memory_map.MEMORY_SHARE = share
     whole = choose.MOST_BYTES, project_module.MOST_BYTES
     choose.MOST_BYTES, project_module.MOST_BYTES = 7_000, 2_500  # candidates of two classes at a time
     found |= with_prefix("exact/groups", vars(project(model, images, ("a", "b", "c"))))
