@@ -65,6 +65,11 @@ class Report:
     def warnings(self) -> tuple[DataProblem, ...]:
         return tuple(problem for problem in self.problems if problem.is_warning)
 
+    @property
+    def counted(self) -> str:
+        """Return how many problems there are that training does not go on with."""
+        return f"{len(self.errors)} problem{'s' * (len(self.errors) != 1)}"
+
     def bad_paths(self) -> frozenset[str]:
         """Return the files that cannot be used, and all but the first of each set of duplicates."""
         return frozenset(problem.path for problem in self.problems if problem.kind not in OF_CLASSES)

@@ -158,7 +158,7 @@ def _tell_problems(loaded: LoadedDataSet, skip_bad: bool, display: Display) -> N
         display.line(f"{'note' if problem.is_warning else 'problem'}: {problem}")
     if report.errors and not skip_bad:
         raise UserError(
-            f"{len(report.errors)} problems in {report.dataset.root}, the first: {report.errors[0]}. "
+            f"{report.counted} in {report.dataset.root}, the first: {report.errors[0]}. "
             "Mend them, or train without those files (`likethat train ... --skip-bad`)."
         )
     if skip_bad and report.bad_paths():

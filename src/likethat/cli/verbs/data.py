@@ -55,7 +55,7 @@ def check(args: argparse.Namespace) -> int:
         for note in report.notes:
             print(f"note: {note}")
         images = ", ".join(f"{count} {part}" for part, count in counts.items())
-        print(f"{dataset.kind}: {len(dataset.classes)} classes, images: {images}; {len(report.errors)} problems")
+        print(f"{dataset.kind}: {len(dataset.classes)} classes, images: {images}; {report.counted}")
 
     near = [asdict(pair) for pair in report.near_duplicates]
     document = {
