@@ -93,7 +93,7 @@ class TrainConfig:
     )
     fit_head: bool = _option(False, "solve for the baseline's linear layer on the backbone as it is, without epochs")
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
-    joint_epochs: tuple[int, ...] = _option((50,), "epochs of joint training before projections, one number a cycle")
+    joint_epochs: tuple[int, ...] = _option((25,), "epochs of joint training before projections, one number a cycle")
     batch_norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
     tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
     baseline_lr: float = _option(2e-4, "learning rate of the backbone in the baseline stage")

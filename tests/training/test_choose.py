@@ -68,12 +68,14 @@ def test_chosen_prototypes_are_patches_of_their_class() -> None:
 
 
 def test_the_patch_of_a_part_is_the_most_typical_of_its_class() -> None:
-    """Farthest from the part's mean towards the class's mean, among the images that show the part."""
+    """Farthest from what is ordinary, the part's mean and that of all cells, towards the class's mean, among the images
+    that show the part."""
     model, images = tiny_model([2, 2, 2], **DEFAULT), random_images(24, 3)
     parts = some_parts(24, 2)
     source = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images, parts)
     with torch.no_grad():
         patch_NDS = model.prototype_layer.patches(model.latent(images.batch(torch.arange(24))[0])).flatten(2)
+    of_all_cells = sum(patch_NDS[n, :, place] for n in range(24) for place in range(9)) / (24 * 9)
     for p, label in enumerate([0, 0, 1, 1, 2, 2]):
         part = p % 2
         vectors = {n: patch_NDS[n, :, parts.place_Nm[n, part]] for n in range(24)}
@@ -82,7 +84,8 @@ def test_the_patch_of_a_part_is_the_most_typical_of_its_class() -> None:
         rows = [n for n in range(24) if n % 3 == label]
         weight = {n: float(parts.shown_Nm[n, part]) + 1e-3 for n in rows}
         own = sum(weight[n] * vectors[n] for n in rows) / sum(weight.values())
-        best = max((n for n in rows if n in shown), key=lambda n: float(vectors[n] @ (own - everywhere)))
+        towards = own - everywhere - choose.COMMON * of_all_cells
+        best = max((n for n in rows if n in shown), key=lambda n: float(vectors[n] @ towards))
         assert int(source.image_P[p]) == best
         assert int(3 * source.row_P[p] + source.column_P[p]) == int(parts.place_Nm[best, part])
 

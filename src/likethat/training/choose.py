@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from likethat.data.loaders import Images
-from likethat.distributed import gather_rows, own_shard
+from likethat.distributed import all_reduce_sum, gather_rows, own_shard
 from likethat.inference.feature_maps import FeatureMaps, features_of, own_features_of
 from likethat.inference.moments import Moments, feature_moments, principal_components
 from likethat.inference.passes import EVAL_BATCH, groups_within, scores_by
@@ -22,6 +22,7 @@ from likethat.training.parts import Parts
 from likethat.training.project import Projection
 
 MOST_BYTES = 2**29  # of patches in memory at a time
+COMMON = 3.0  # weight of a patch's likeness to cells in general, against its likeness to those of its class and part
 SMOOTHING = 0.1  # of the labels that the scale is fitted to
 SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
 
@@ -40,11 +41,11 @@ def start_from_baseline(
     set_add_on(model, feature_moments(baseline.backbone, images, 0))
     layer = model.prototype_layer
     patches = PatchesByClass(model, images, parts.place_Nm)
-    mean_mD = mean_patches(patches, parts)
+    ordinary_mD = mean_patches(patches, parts) + COMMON * mean_cell(model, images)
     image_P, place_P = torch.zeros_like(layer.class_P), torch.zeros_like(layer.class_P)
     for label, image_n, patch_nmD in patches:
         member_m = (layer.class_P == label).nonzero()[:, 0]
-        pick_m, place_m = typical_patches(patch_nmD, mean_mD, parts.select(image_n), len(member_m), height * width)
+        pick_m, place_m = typical_patches(patch_nmD, ordinary_mD, parts.select(image_n), len(member_m), height * width)
         image_P[member_m], place_P[member_m] = image_n[pick_m], place_m
     vector_PD = embed(model, images, image_P, place_P)
     layer.prototype_PDhw.copy_(vector_PD.view_as(layer.prototype_PDhw))
@@ -83,15 +84,28 @@ def mean_patches(patches: PatchesByClass, parts: Parts) -> Tensor:
     return total_mD / parts.shown_Nm.sum(0).clamp(min=1)[:, None]
 
 
-def typical_patches(patch_nmD: Tensor, mean_mD: Tensor, parts: Parts, count: int, places: int) -> tuple[Tensor, Tensor]:
+def mean_cell(model: ProtoPNet, images: Images | FeatureMaps) -> Tensor:
+    """Return the mean patch of all cells: D. It is like those that a network makes of backgrounds, where it leaves them
+    blank: they have one direction, whatever they show, and a prototype cut from one is found in every picture."""
+    layer = model.prototype_layer
+    total_D = torch.zeros_like(layer.vectors()[0])
+    for _, feature_BCHW, _ in own_features_of(model.backbone, images):
+        total_D = total_D + layer.patches(model.add_on(feature_BCHW)).sum((0, 2, 3))
+    height, width = model.patch_grid
+    return all_reduce_sum(total_D) / (len(images) * height * width)
+
+
+def typical_patches(
+    patch_nmD: Tensor, ordinary_mD: Tensor, parts: Parts, count: int, places: int
+) -> tuple[Tensor, Tensor]:
     """Return for each of `count` parts which image of a class shows it in the class's own manner most, and where.
 
-    That is the patch farthest from the part's mean over all classes in the direction of the mean over this one. No two
-    are one patch: where an image does not show two parts, its patches for them may be one.
+    That is the patch farthest from what is ordinary in the direction of the part's mean over this class. No two are one
+    patch: where an image does not show two parts, its patches for them may be one.
     """
     weight_nm = parts.shown_Nm + 1e-3  # where no image of the class shows a part, all count
     own_mD = (weight_nm[..., None] * patch_nmD).sum(0) / weight_nm.sum(0)[:, None]
-    typical_nm = torch.einsum("nmd,md->nm", patch_nmD, own_mD - mean_mD)
+    typical_nm = torch.einsum("nmd,md->nm", patch_nmD, own_mD - ordinary_mD)
     order_nm = (typical_nm + 10.0 * parts.shown_Nm).argsort(dim=0, descending=True, stable=True).tolist()
     place = parts.place_Nm.tolist()
     taken: dict[tuple[int, int], None] = {}
