@@ -31,6 +31,8 @@ FONT = ImageFont.load_default(12)
 class Keep:
     """The whole test part as one batch."""
 
+    on_training_images = False
+
     def __init__(self) -> None:
         self.batches: list[Batch] = []
 
