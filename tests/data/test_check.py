@@ -18,11 +18,12 @@ import pytest
 from PIL import Image
 
 from likethat.data.cache import decode_samples, load_dataset, remove_cache
-from likethat.data.check import check_dataset, map_in_threads
+from likethat.data.check import check_dataset
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.decode import read_image, to_input
 from likethat.data.formats import open_dataset
 from likethat.data.journal import journal_of
+from likethat.data.reading.workers import map_in_threads
 from likethat.errors import UserError
 
 

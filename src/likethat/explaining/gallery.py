@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from likethat.data.check import map_in_threads
 from likethat.data.dataset import Sample
 from likethat.data.decode import Box, View, read_image, to_input
 from likethat.data.loaders import to_unit
+from likethat.data.reading.workers import map_in_threads
 from likethat.errors import UserError
 from likethat.explaining.boxes import match_boxes, patch_box
 from likethat.explaining.draw.render import jpeg, seen_part, shrink
