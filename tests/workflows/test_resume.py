@@ -19,6 +19,7 @@ from torch import nn
 from likethat import __version__
 from likethat.config import resolve
 from likethat.data.journal import journal_of
+from likethat.data.reading import workers
 from likethat.errors import Interrupted
 from likethat.progress import Display
 from likethat.runs import layout
@@ -130,9 +131,11 @@ def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
     assert contents(run) == finished["default"]
 
 
+@pytest.mark.parametrize("many", [workers.MANY, 1])
 def test_asked_to_stop_while_it_reads_it_keeps_what_it_has_read(
-    birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int
 ) -> None:
+    monkeypatch.setattr(workers, "MANY", many)
     monkeypatch.setattr(run_setup, "MEMORY_SHARE", 0.0)  # pixels go to a file
     stop = StopFlag()
     stop.request()
