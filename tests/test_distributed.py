@@ -66,7 +66,9 @@ from pathlib import Path
 from likethat import distributed
 from likethat.data import cache
 from likethat.data.formats import open_dataset
+from likethat.data.reading import workers
 from likethat.runtime import stop_on_signals
+workers.MANY, workers.TOGETHER, workers.UNDER_WAY = 1, 1, 2  # each process has others read for it
 folder, last = Path(sys.argv[2]), int(sys.argv[3])
 cache.WRITE_DOWN, told = 2, []
 def progress(done, total):

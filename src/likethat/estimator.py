@@ -14,11 +14,11 @@ from PIL import Image
 
 from likethat.config import options as known_options
 from likethat.config import resolve
-from likethat.data.check import map_in_threads
 from likethat.data.decode import read_image
 from likethat.data.folder import EXTENSIONS
 from likethat.data.formats import stated_range
 from likethat.data.reading.values import Range
+from likethat.data.reading.workers import map_in_threads
 from likethat.errors import UserError
 from likethat.explaining.explanation import Explanation, explain
 from likethat.progress import Display

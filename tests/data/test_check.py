@@ -7,9 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +16,12 @@ import pytest
 from PIL import Image
 
 from likethat.data.cache import decode_samples, load_dataset, remove_cache
-from likethat.data.check import check_dataset, map_in_threads
+from likethat.data.check import check_dataset
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.decode import read_image, to_input
 from likethat.data.formats import open_dataset
 from likethat.data.journal import journal_of
+from likethat.data.reading import workers
 from likethat.errors import UserError
 
 
@@ -171,12 +170,33 @@ def test_the_cache_file_holds_the_same_pixels(bad_set, tmp_path):
     assert list(file.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_processes_find_what_threads_find(bad_set, tmp_path, monkeypatch, on_disk):
+    def decode(name):
+        file = tmp_path / name / "pixels.npy" if on_disk else None
+        return decode_samples(bad_set.root, bad_set.all_samples(), (8, 8), cache_file=file, with_looks=True)
+
+    by_threads, report = decode("threads"), check_dataset(bad_set)
+    monkeypatch.setattr(workers, "MANY", 1)
+    by_processes = decode("processes")
+    assert np.array_equal(by_threads.pixels, by_processes.pixels)
+    assert by_threads.problems
+    for name in ("sha256", "problems", "views", "facts", "looks"):
+        assert getattr(by_threads, name) == getattr(by_processes, name), name
+    assert check_dataset(bad_set) == report
+    if on_disk:
+        one, other = (journal_of(tmp_path / name / "pixels.npy").read_text() for name in ("threads", "processes"))
+        assert one == other
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from likethat.data import cache
 from likethat.data.formats import open_dataset
+from likethat.data.reading import workers
 cache.WRITE_DOWN = 2
+workers.MANY, workers.TOGETHER, workers.UNDER_WAY = int(sys.argv[3]), 1, 2
 def kill(done, total):
     if done == 5:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -186,9 +206,10 @@ cache.decode_samples(dataset.root, dataset.train, (4, 4), cache_file=Path(sys.ar
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows kills otherwise")
-def test_a_killed_cache_goes_on_where_it_was(good_set, tmp_path):
+@pytest.mark.parametrize("many", [workers.MANY, 1])
+def test_a_killed_cache_goes_on_where_it_was(good_set, tmp_path, many):
     file, told = tmp_path / "cache" / "pixels.npy", []
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(good_set.root), str(file)])
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(good_set.root), str(file), str(many)])
     assert killed.returncode == -signal.SIGKILL
     expected = decode_samples(good_set.root, good_set.train, (4, 4))
     found = decode_samples(
@@ -266,24 +287,3 @@ def test_loading_checks_and_decodes_in_one_pass(bad_set, tmp_path, on_disk, skip
         assert len(loaded.pixels[part]) == len(samples)
         expected = expected_pixels(loaded.dataset, tuple(samples[row] for row in rows), (8, 8))
         assert np.array_equal(loaded.pixels[part][rows], expected)
-
-
-def test_work_under_way_is_bounded_and_in_order():
-    drawn = []
-
-    def items() -> Iterator[int]:
-        for item in range(2000):
-            drawn.append(item)
-            yield item
-
-    for index, result in enumerate(map_in_threads(lambda item: -item, items(), 3)):
-        assert result == -index
-        assert len(drawn) - index <= 24
-    assert index == 1999
-
-
-def test_work_runs_on_several_threads_and_passes_errors_on():
-    meeting = threading.Barrier(3, timeout=20)  # opens only when three workers are there at once
-    assert len(list(map_in_threads(lambda _: meeting.wait(), range(3), 3))) == 3
-    with pytest.raises(ZeroDivisionError):
-        list(map_in_threads(lambda item: 1 // item, [1, 2, 0, 3], 2))

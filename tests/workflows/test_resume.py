@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +20,9 @@ from torch import nn
 
 from likethat import __version__
 from likethat.config import resolve
+from likethat.data import cache
 from likethat.data.journal import journal_of
+from likethat.data.reading import workers
 from likethat.errors import Interrupted
 from likethat.progress import Display
 from likethat.runs import layout
@@ -130,9 +134,11 @@ def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
     assert contents(run) == finished["default"]
 
 
+@pytest.mark.parametrize("many", [workers.MANY, 1])
 def test_asked_to_stop_while_it_reads_it_keeps_what_it_has_read(
-    birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int
 ) -> None:
+    monkeypatch.setattr(workers, "MANY", many)
     monkeypatch.setattr(run_setup, "MEMORY_SHARE", 0.0)  # pixels go to a file
     stop = StopFlag()
     stop.request()
@@ -141,6 +147,21 @@ def test_asked_to_stop_while_it_reads_it_keeps_what_it_has_read(
     header, *rows = filter(None, journal_of(tmp_path / layout.PIXELS).read_text().splitlines())
     assert "shape" in header
     assert [json.loads(row)[0] for row in rows] == [0]
+
+
+def readers_die() -> None:
+    """In the command's own process: from one picture on, other processes read, and they are killed."""
+    workers.MANY = 1
+    cache.examine = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_a_killed_reader_of_images_is_told(birds: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = likethat("train", birds, "--out", run, *DEFAULT, check=2, before=readers_die)
+    assert "A process that reads pictures was killed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (run / layout.CONFIG).exists()
 
 
 def test_resuming_with_other_settings_or_images_is_refused(birds: Path, tmp_path: Path) -> None:

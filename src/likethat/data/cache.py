@@ -3,12 +3,13 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from likethat.data.check import DataProblem, Report, examine, make_report, map_in_threads
+from likethat.data.check import DataProblem, Report, examine, make_report
 from likethat.data.dataset import PARTS, DataSet, Sample
 from likethat.data.decode import FileFacts, View, to_input
 from likethat.data.journal import (
@@ -22,7 +23,8 @@ from likethat.data.journal import (
     unchanged,
     write_together,
 )
-from likethat.data.near_duplicates import look_of
+from likethat.data.near_duplicates import find_hasher, look_of
+from likethat.data.reading.workers import map_many, shared_array
 from likethat.distributed import barrier, broadcast_object, is_main_process, own_shard, rank, world_size
 from likethat.errors import UserError
 from likethat.progress import Advance
@@ -146,9 +148,9 @@ def _decode_to_file(
     with open_to_fill(cache_file) as file:
 
         def write(number: int, pixel_HW3: np.ndarray) -> None:
-            file.seek(start + number * size)
-            file.write(pixel_HW3.tobytes())
-            file.flush()
+            with open_to_fill(cache_file) as own_file:  # which no other thread or process moves about in
+                own_file.seek(start + number * size)
+                own_file.write(pixel_HW3.tobytes())
 
         def tell(done: int, total: int) -> None:
             if progress:
@@ -208,9 +210,10 @@ def _decode_rows(
     progress: Advance | None,
     with_looks: bool,
 ) -> Iterator[tuple[int, JournalRow]]:
-    """Yield the wanted rows in order, each when its pixels are written."""
+    """Yield the wanted rows in order, each when its pixels are written. Those who decode also write, perhaps in other
+    processes."""
 
-    def decode(number: int) -> tuple[np.ndarray, JournalRow]:
+    def decode(number: int) -> JournalRow:
         sample, view, look = samples[number], None, None
         stamp = stamp_of(root / sample.path)  # before the file is read: a change in between is then seen later
         examined = examine(root, sample)
@@ -218,15 +221,17 @@ def _decode_rows(
         if examined.image:
             pixel_HW3, view = to_input(examined.image, sample.box, size_hw)
             look = look_of(pixel_HW3) if with_looks and sample.group is None else None
-        stamp = stamp if examined.sha256 else None
-        return pixel_HW3, JournalRow(examined.sha256, examined.problem, view, stamp, examined.facts, look)
-
-    found = map_in_threads(decode, wanted, workers)
-    for done, (number, (pixel_HW3, row)) in enumerate(zip(wanted, found, strict=True), start=1):
         write(number, pixel_HW3)
-        yield number, row
-        if progress:
-            progress(done, len(wanted))
+        stamp = stamp if examined.sha256 else None
+        return JournalRow(examined.sha256, examined.problem, view, stamp, examined.facts, look)
+
+    if with_looks:
+        find_hasher()  # imported here, and not by every process that reads
+    with closing(map_many(decode, wanted, len(wanted), workers)) as found:
+        for done, (number, row) in enumerate(zip(wanted, found, strict=True), start=1):
+            yield number, row
+            if progress:
+                progress(done, len(wanted))
 
 
 def _told(
@@ -239,8 +244,8 @@ def _told(
 
 def _allocate(shape: tuple[int, ...]) -> np.ndarray:
     try:
-        return np.zeros(shape, np.uint8)
-    except MemoryError as error:
+        return shared_array(shape)
+    except (OSError, OverflowError) as error:
         raise UserError(
             f"{math.prod(shape) / 1e9:.1f} GB of memory are needed for the pixels: give a cache file on disk"
         ) from error

@@ -1,11 +1,10 @@
 """What is wrong with a data set's files, all at once: broken pictures, duplicates, classes with too few images."""
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from PIL import Image
 
@@ -21,12 +20,9 @@ from likethat.data.near_duplicates import (
 )
 from likethat.data.reading.pages import digest_data, read_page
 from likethat.data.reading.values import tell_values
+from likethat.data.reading.workers import map_many
 from likethat.errors import UserError
 from likethat.progress import Advance
-from likethat.runtime import usable_processors
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 # Training, validation and test of one image each.
 FEWEST_TO_SPLIT = 3
@@ -152,14 +148,16 @@ def check_dataset(dataset: DataSet, *, workers: int | None = None, progress: Adv
 
     samples = dataset.all_samples()
     hashes, problems, facts, looks = [], [], [], []
-    for sha256, problem, told, look in map_in_threads(judge, samples, workers):
-        hashes.append(sha256)
-        facts.append(told)
-        looks.append(look)
-        if problem:
-            problems.append(problem)
-        if progress:
-            progress(len(hashes), len(samples))
+    find_hasher()  # imported here, and not by every process that reads
+    with closing(map_many(judge, samples, len(samples), workers)) as found:
+        for sha256, problem, told, look in found:
+            hashes.append(sha256)
+            facts.append(told)
+            looks.append(look)
+            if problem:
+                problems.append(problem)
+            if progress:
+                progress(len(hashes), len(samples))
     return make_report(dataset, hashes, problems, facts, looks)
 
 
@@ -246,25 +244,3 @@ def _too_few_groups(dataset: DataSet, label: int) -> list[DataProblem]:
         return []
     text = f"its pictures are of too few groups to hold any out for {' and '.join(without)}; add pictures of others"
     return [DataProblem(dataset.classes[label], "too few", text, is_warning=True)]
-
-
-def map_in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
-) -> Iterator[Result]:
-    """Yield results in order, from one thread per processor unless told otherwise; few are under way at any time.
-
-    Pillow lets go of Python's lock while it decodes and resizes, so threads keep the processors busy.
-    """
-    workers = usable_processors() if workers is None else workers
-    under_way: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for item in items:
-                under_way.append(pool.submit(function, item))
-                if len(under_way) >= 8 * workers:
-                    yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
-        finally:
-            for future in under_way:
-                future.cancel()

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from likethat.data.check import map_in_threads
 from likethat.data.dataset import DataSet, Sample, fingerprint
 from likethat.data.decode import Box
 from likethat.data.reading.pages import digest_picture
+from likethat.data.reading.workers import map_in_threads
 from likethat.distributed import gather_rows
 from likethat.errors import UserError
 from likethat.explaining.boxes import match_boxes

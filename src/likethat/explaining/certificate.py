@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from likethat.data.check import map_in_threads
 from likethat.data.dataset import Sample
 from likethat.data.loaders import to_unit
+from likethat.data.reading.workers import map_in_threads
 from likethat.errors import UserError
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import EPSILON, SIMILARITIES, Similarity

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from likethat.data.check import map_in_threads
 from likethat.data.decode import Box, ImageError
 from likethat.data.folder_kinds import EXPLANATIONS
 from likethat.data.pictures import Skipped
+from likethat.data.reading.workers import map_in_threads
 from likethat.explaining.attribution import UPSAMPLING
 from likethat.explaining.draw.render import shrink
 from likethat.explaining.explanation import USUAL, Explanation, Options, explain_batch

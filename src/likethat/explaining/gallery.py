@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from likethat.data.check import map_in_threads
 from likethat.data.dataset import Sample
 from likethat.data.decode import Box, View, read_image, to_input
 from likethat.data.loaders import to_unit
+from likethat.data.reading.workers import map_in_threads
 from likethat.errors import UserError
 from likethat.explaining.boxes import match_boxes, patch_box
 from likethat.explaining.draw.render import jpeg, seen_part, shrink
@@ -56,6 +56,38 @@ def draw_prototypes(
     facts_P = list(zip(*(column.tolist() for column in columns), strict=True))
     (run / layout.PICTURES).mkdir(parents=True, exist_ok=True)
 
+    def draw(image: int, read: tuple[Image.Image, Tensor, View], boxes: Sequence[Box]) -> list[Prototype]:
+        sample, mine, (upright, _, view) = samples[image], of_image[image], read
+        source = shrink(seen_part(upright, view), SOURCE_SIDE)
+        scale_x, scale_y = source.width / size_hw[1], source.height / size_hw[0]
+        name = names[sha256[sample.path], sample.box]
+        _write(run / name, jpeg(source))
+        drawn = []
+        for p, box in zip(mine, boxes, strict=True):
+            label, row, column, moved = facts_P[p]
+            cell = patch_box(model, row, column)
+            box = box if model.backbone.windows is None else cell
+            prototype = Prototype(
+                id=p,
+                label=label,
+                class_name=classes[label],
+                path=sample.path,
+                sha256=sha256[sample.path],
+                row=row,
+                column=column,
+                cell=view.to_file(cell),
+                box=view.to_file(box),
+                crop_to=sample.box,
+                moved=moved,
+                crop=f"{layout.PICTURES}/{p:04d}.jpg",
+                source=name,
+                source_box=(box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y),
+            )
+            crop = upright.crop(_whole_pixels(view.to_upright(box)))
+            _write(run / prototype.crop, jpeg(shrink(crop, CROP_SIDE)))
+            drawn.append(prototype)
+        return drawn
+
     prototypes: list[Prototype] = []
     images = list(of_image)
     for start in range(0, len(images), BATCH):
@@ -63,36 +95,12 @@ def draw_prototypes(
         read_B = list(map_in_threads(lambda image: _read(root, samples[image], size_hw), batch))
         x_B3HW = to_unit(torch.stack([pixels for _, pixels, _ in read_B]).to(layer.class_P.device))
         output = model(x_B3HW)
-        for number, (image, (upright, _, view)) in enumerate(zip(batch, read_B, strict=True)):
-            sample, mine = samples[image], of_image[image]
-            boxes = match_boxes(model, output.of_distance(output.distance_BPHW[number, mine]))
-            source = shrink(seen_part(upright, view), SOURCE_SIDE)
-            scale_x, scale_y = source.width / size_hw[1], source.height / size_hw[0]
-            name = names[sha256[sample.path], sample.box]
-            _write(run / name, jpeg(source))
-            for p, box in zip(mine, boxes, strict=True):
-                label, row, column, moved = facts_P[p]
-                cell = patch_box(model, row, column)
-                box = box if model.backbone.windows is None else cell
-                prototype = Prototype(
-                    id=p,
-                    label=label,
-                    class_name=classes[label],
-                    path=sample.path,
-                    sha256=sha256[sample.path],
-                    row=row,
-                    column=column,
-                    cell=view.to_file(cell),
-                    box=view.to_file(box),
-                    crop_to=sample.box,
-                    moved=moved,
-                    crop=f"{layout.PICTURES}/{p:04d}.jpg",
-                    source=name,
-                    source_box=(box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y),
-                )
-                crop = upright.crop(_whole_pixels(view.to_upright(box)))
-                _write(run / prototype.crop, jpeg(shrink(crop, CROP_SIDE)))
-                prototypes.append(prototype)
+        boxes_B = [
+            match_boxes(model, output.of_distance(output.distance_BPHW[number, of_image[image]]))
+            for number, image in enumerate(batch)
+        ]
+        for drawn in map_in_threads(lambda one: draw(*one), zip(batch, read_B, boxes_B, strict=True)):
+            prototypes += drawn
         if advance:
             advance(min(start + BATCH, len(images)), len(images))
     return sorted(prototypes, key=lambda prototype: prototype.id)

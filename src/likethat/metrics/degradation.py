@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from likethat.data.check import map_in_threads
 from likethat.data.loaders import to_unit
+from likethat.data.reading.workers import map_in_threads
 from likethat.explaining.draw.render import encode
 from likethat.metrics.figure import MetricFigure
 from likethat.metrics.response import Responses, respond

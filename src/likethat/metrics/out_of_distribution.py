@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from likethat.metrics.figure import HIGHER, LOWER, RESAMPLES, About, MetricFigure
+from likethat.metrics.unbalanced import mid_ranks
 from likethat.runs.calibration import LEVEL, Calibration, likeness_of
 
 GROUP, SOURCE = "trust", "Hendrycks, Gimpel 2017"
@@ -29,10 +30,8 @@ NONE_GIVEN = "no other pictures were given; name a folder of some with --ood FOL
 
 def auroc(known_n: np.ndarray, other_m: np.ndarray) -> float:
     """Return how often a known value is the larger one of a pair; equal ones count half."""
-    from scipy.stats import rankdata  # takes a second
-
     count = len(known_n)
-    rank_n = rankdata(np.concatenate([known_n, other_m]))[:count]  # among all; the least possible sum is taken away
+    rank_n = mid_ranks(np.concatenate([known_n, other_m]))[:count]  # among all; the least possible sum is taken away
     return float((rank_n.sum() - count * (count + 1) / 2) / (count * len(other_m)))
 
 

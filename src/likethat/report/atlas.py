@@ -11,10 +11,10 @@ from typing import Any
 
 from PIL import Image
 
-from likethat.data.check import map_in_threads
 from likethat.data.dataset import Sample
 from likethat.data.decode import Box, View, read_image, to_input
 from likethat.data.folder_kinds import ATLAS
+from likethat.data.reading.workers import map_in_threads
 from likethat.explaining.atlas import Atlas, Entry, Neighbour
 from likethat.explaining.draw.page import write_page
 from likethat.explaining.draw.render import encode, in_shares, read_picture, seen_part, shrink

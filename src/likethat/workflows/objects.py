@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.data.cells import Cells
-from likethat.data.check import map_in_threads
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.decode import Box
 from likethat.data.parts import read_mask, read_parts
+from likethat.data.reading.workers import map_in_threads
 from likethat.errors import UserError
 from likethat.progress import Advance
 

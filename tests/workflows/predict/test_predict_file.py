@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from likethat.data.reading import workers
 from likethat.explaining.explanation import explain
 from likethat.runs.classifier import load
 from likethat.workflows.predict import reading
@@ -53,7 +54,7 @@ def answers(run: Path, birds: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 def in_batches_of_five(many: int = 10**6) -> None:
     """In the command's own process; from `many` pictures on, other processes read them."""
-    run_module.BATCH, reading.MANY = 5, many
+    run_module.BATCH, workers.MANY = 5, many
 
 
 def killed_at(count: int, many: int = 10**6) -> None:

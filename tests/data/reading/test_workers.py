@@ -1,0 +1,107 @@
+"""Threads and processes give what a loop gives, in order, and stop when nobody asks for more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pytest
+
+from likethat.data.reading import workers
+from likethat.data.reading.workers import map_in_threads, map_many, shared_array
+from likethat.errors import UserError
+
+forked = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+
+
+def in_processes(function: Callable[[int], Any], items: Iterable[int], count: int = 3) -> Iterator[Any]:
+    return map_many(function, items, workers.MANY, count)
+
+
+@pytest.mark.parametrize(("mapped", "most"), [(map_in_threads, 24), (in_processes, 3 * workers.UNDER_WAY)])
+def test_work_under_way_is_bounded_and_in_order(mapped: Callable[..., Iterator[int]], most: int) -> None:
+    drawn = []
+
+    def items() -> Iterator[int]:
+        for item in range(2000):
+            drawn.append(item)
+            yield item
+
+    for index, result in enumerate(mapped(lambda item: -item, items(), 3)):
+        assert result == -index
+        assert len(drawn) - index <= most
+    assert index == 1999
+
+
+def test_work_runs_on_several_threads_and_passes_errors_on() -> None:
+    meeting = threading.Barrier(3, timeout=20)  # opens only when three workers are there at once
+    assert len(list(map_in_threads(lambda _: meeting.wait(), range(3), 3))) == 3
+    with pytest.raises(ZeroDivisionError):
+        list(map_in_threads(lambda item: 1 // item, [1, 2, 0, 3], 2))
+
+
+@forked
+def test_many_items_go_to_other_processes_and_few_do_not() -> None:
+    assert os.getpid() not in set(in_processes(lambda _: os.getpid(), range(100)))
+    assert set(map_many(lambda _: os.getpid(), range(100), 100)) == {os.getpid()}
+
+
+@forked
+def test_processes_pass_errors_on() -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(in_processes(lambda item: 1 // item, [1, 2, 0, 3]))
+    with pytest.raises(UserError, match="mend it"):
+        list(in_processes(partial(_refuse, 70), range(100)))
+
+
+def _refuse(wrong: int, item: int) -> None:
+    if item == wrong:
+        raise UserError("mend it")
+
+
+@forked
+def test_processes_write_into_shared_memory() -> None:
+    written_N = shared_array((100,))
+
+    def write(item: int) -> None:
+        written_N[item] = item + 1
+
+    list(in_processes(write, range(100)))
+    assert written_N.tolist() == list(range(1, 101))
+    assert shared_array((0, 4, 4, 3)).shape == (0, 4, 4, 3)
+
+
+@forked
+def test_signals_are_left_to_who_asked() -> None:
+    def work(item: int) -> int:
+        os.kill(os.getpid(), signal.SIGINT if item % 2 else signal.SIGTERM)
+        return item
+
+    assert list(in_processes(work, range(50))) == list(range(50))
+
+
+@forked
+def test_a_killed_process_is_told_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="A process that reads pictures was killed"):
+        list(in_processes(lambda _: os.kill(os.getpid(), signal.SIGKILL), range(50)))
+
+
+@forked
+def test_nobody_works_on_when_nobody_asks() -> None:
+    done_N = shared_array((2000,))
+
+    def work(item: int) -> int:
+        time.sleep(0.03)
+        done_N[item] = 1
+        return item
+
+    with closing(in_processes(work, range(2000), 2)) as found:
+        assert next(found) == 0
+    assert done_N.sum() < 4 * workers.TOGETHER  # which were asked for
