@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from likethat.metrics.figure import RESAMPLES
+from likethat.metrics.figure import NORMAL_QUANTILE, RESAMPLES, wilson_interval
 
-QUANTILE = 1.959964  # of the normal distribution, for 95 %
 Interval = tuple[float, float]
 
 
@@ -109,10 +108,7 @@ def _share(part: int, whole: int) -> Estimate | None:
     """Return a share with Wilson's interval."""
     if not whole:
         return None
-    share, squared = part / whole, QUANTILE**2
-    middle = (share + squared / (2 * whole)) / (1 + squared / whole)
-    half = QUANTILE * math.sqrt(share * (1 - share) / whole + squared / (4 * whole**2)) / (1 + squared / whole)
-    return Estimate(share, max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
+    return Estimate(part / whole, *wilson_interval(part / whole, whole))
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -159,7 +155,7 @@ def _logit_interval(value: float, spread: float) -> Interval:
     if not 0 < value < 1:
         return value, value
     middle = math.log(value / (1 - value))
-    return float(expit(middle - QUANTILE * spread)), float(expit(middle + QUANTILE * spread))
+    return float(expit(middle - NORMAL_QUANTILE * spread)), float(expit(middle + NORMAL_QUANTILE * spread))
 
 
 def _balanced_accuracy(count_KK: np.ndarray) -> Estimate:
