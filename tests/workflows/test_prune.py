@@ -330,7 +330,10 @@ def test_prototypes_without_any_connection_leave(run: Path, tmp_path: Path) -> N
     assert 1 not in kept
     assert {p // 3 for p in kept} == {0, 1, 2}
     again = refit_last_layer(member.scores["train"].select(pruned.keep_p), None, settings)
-    assert torch.allclose(pruned.solution.weight_KP, again.weight_KP, atol=1e-3)
+    # One optimum, reached from two starts: the objective is flat there, so that it says more than the weights do.
+    assert pruned.solution.objective == pytest.approx(again.objective, abs=1e-7)
+    assert torch.equal(pruned.solution.weight_KP != 0, again.weight_KP != 0)
+    assert torch.allclose(pruned.solution.weight_KP, again.weight_KP, atol=1e-2)
 
 
 def test_a_number_of_prototypes_for_each_class(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

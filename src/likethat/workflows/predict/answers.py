@@ -17,7 +17,7 @@ from likethat.metrics.regions import Reading
 from likethat.runs.classifier import Classifier
 from likethat.runtime import fetch, send
 from likethat.workflows.predict.formats import REASONS, Row
-from likethat.workflows.predict.reading import ReadBatch, Views
+from likethat.workflows.predict.reading import MemberViews, ReadBatch
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ def rows_of(classifier: Classifier, batch: ReadBatch, found: Found | None, level
     ]
 
 
-def _answers(classifier: Classifier, views_B: Sequence[Views], found: Found | None, level: float | None) -> list[Row]:
+def _answers(
+    classifier: Classifier, views_B: Sequence[MemberViews], found: Found | None, level: float | None
+) -> list[Row]:
     if found is None:
         return []
     logits_BK, score_BP = found.logits_BK.double(), found.score_BP.double()
@@ -94,7 +96,7 @@ def _unread(cause: str) -> Row:
 
 
 def _reason(
-    classifier: Classifier, views: Views, number: int, points: float, similarity: float, share: Box
+    classifier: Classifier, views: MemberViews, number: int, points: float, similarity: float, share: Box
 ) -> dict[str, Any]:
     """Return a prototype that speaks for the class, and where it is found in the file's pixels."""
     prototype = classifier.prototypes[number]

@@ -19,7 +19,7 @@ from likethat.data.reading.workers import UNDER_WAY, map_many, shared_array
 from likethat.runs.classifier import Classifier
 from likethat.runtime import usable_processors
 
-Views = tuple[View, ...]  # of a picture, one a member
+MemberViews = tuple[View, ...]  # of a picture, one a member
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class ReadBatch:
     """Pictures as the networks see them; the pictures themselves, which may be large, are not kept."""
 
     pictures: Sequence[NamedPicture]
-    told: Sequence[Views | str]  # of each picture: its views, or what is wrong with it where it could not be read
+    told: Sequence[MemberViews | str]  # of each picture: its views, or what is wrong with it where it could not be read
     pixels: tuple[np.ndarray, ...]  # BHW3 uint8 of those that could be read, one a member; the next batch's, soon
 
     @property
-    def views(self) -> list[Views]:
+    def views(self) -> list[MemberViews]:
         return [told for told in self.told if not isinstance(told, str)]
 
 
@@ -54,7 +54,7 @@ def read_batches(
     asked = [range(number * batch, min((number + 1) * batch, len(pictures))) for number in own]
     value_range = classifier.value_range
 
-    def read(place: tuple[int, int, int]) -> Views | str:
+    def read(place: tuple[int, int, int]) -> MemberViews | str:
         slot, row, number = place
         return _read(pictures[number], value_range, [seen_BHW3[row] for seen_BHW3 in slots[slot]])
 
@@ -68,7 +68,7 @@ def read_batches(
             yield ReadBatch(pictures[part.start : part.stop], told, pixels)
 
 
-def _read(picture: NamedPicture, value_range: Range | None, seen: Sequence[np.ndarray]) -> Views | str:
+def _read(picture: NamedPicture, value_range: Range | None, seen: Sequence[np.ndarray]) -> MemberViews | str:
     """Fill in what each network sees; return the views, or what is wrong with the picture."""
     try:
         upright = read_image(Path(picture.path), value_range=value_range)
