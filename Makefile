@@ -27,9 +27,10 @@ browser:
 			chromium chromium-driver >/dev/null; } || echo "== not installed; the tests of the pages are skipped"; \
 	else echo "== no chromium and chromedriver here, so the tests of the pages are skipped; install both to run them"; fi
 
-# A process a core, each with one thread: most of the time goes into commands that are run one after another.
+# Three processes for two cores, each with one thread: a third of their time they wait for commands that they have started.
+WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, 3 * os.cpu_count() // 2))")
 test: lint browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # On a machine with a GPU, with what is installed there: nothing is set up.
 test-gpu:
