@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-gpu browser lint docs benchmarks clean
+.PHONY: demo test pytest test-gpu browser lint docs benchmarks clean
 
 .venv/installed: pyproject.toml
 	@echo "== setting up .venv (torch and friends: a few minutes the first time)"
@@ -29,8 +29,12 @@ browser:
 
 # Three processes for two cores, each with one thread: a third of their time they wait for commands that they have started.
 WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, 3 * os.cpu_count() // 2))")
-test: lint browser
+pytest: .venv/installed browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Linters beside them: mypy alone would take minutes of one core where it has never run.
+test: .venv/installed
+	$(MAKE) --jobs 2 lint pytest
 
 # On a machine with a GPU, with what is installed there: nothing is set up.
 test-gpu:
