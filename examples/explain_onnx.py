@@ -32,7 +32,8 @@ def box_of(map_HW: np.ndarray, size: tuple[int, int], picture: Image.Image, mode
         pixels = cubic(size[0], map_HW.shape[0]) @ map_HW @ cubic(size[1], map_HW.shape[1]).T
         reaching = pixels.size - math.ceil((pixels.size - 1) * model["percentile"] / 100)
         active = pixels >= np.partition(pixels.flatten(), -reaching)[-reaching] - ROUNDING * map_HW.max()
-        y, x = active.any(1).nonzero()[0], active.any(0).nonzero()[0]
+        lines = zip((active.any(1), active.any(0)), model["margin"], size, strict=True)
+        y, x = (range(max(0, a.argmax() - m), min(s, s - a[::-1].argmax() + m)) for a, m, s in lines)
     scale = np.array(picture.size * 2) / (size[::-1] * 2)
     return (np.array([x[0], y[0], x[-1] + 1, y[-1] + 1]) * scale).tolist()
 

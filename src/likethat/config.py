@@ -96,6 +96,7 @@ class TrainConfig:
     joint_epochs: tuple[int, ...] = _option((25,), "epochs of joint training before projections, one number a cycle")
     batch_norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
     tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
+    renew: int = _option(5, "joint epochs after which tied prototypes are what the network makes of their patches")
     baseline_lr: float = _option(2e-4, "learning rate of the backbone in the baseline stage")
     head_lr: float = _option(2e-3, "learning rate of the baseline's linear layer")
     backbone_lr: float = _option(2e-4, "learning rate of the backbone in the joint stage")
@@ -134,6 +135,7 @@ DEFAULTS_OF_OLDER_RUNS = {
     "noise": 0.0,
     "locality": 0.0,
     "place": 0.0,
+    "renew": 1,
     "cutmix": 0.0,
     "last_layer_views": 1,
     "own_positive": False,
@@ -272,6 +274,7 @@ def _check(config: Config) -> None:
         ],
         (config.train.batch_size >= 2, "--batch-size must be at least 2"),
         (config.train.views >= 1, "--views must be at least 1"),
+        (config.train.renew >= 1, "--renew must be at least 1"),
         (config.train.last_layer_views >= 1, "--last-layer-views must be at least 1"),
         (not config.train.tie or config.train.has_baseline, "--tie needs --baseline-epochs above 0"),
         (

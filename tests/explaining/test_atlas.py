@@ -21,7 +21,7 @@ from PIL import Image
 from likethat.cli.parser import main
 from likethat.data.dataset import Sample
 from likethat.explaining.atlas import Atlas, Entry, Neighbour, make_atlas
-from likethat.explaining.boxes import activation_boxes
+from likethat.explaining.boxes import match_boxes
 from likethat.explaining.latent import latent_space
 from likethat.progress import Display
 from likethat.report import atlas as pages
@@ -66,7 +66,7 @@ def test_neighbours_are_those_of_a_plain_search(run: Path, document: dict[str, A
                 assert found["class"] == dataset.classes[samples[n].label]
                 assert found["similarity"] == pytest.approx(float(map_HW.max()), rel=1e-3)
                 assert found["distance"] == pytest.approx(float(outputs[n].min_distance_BP[0, p]), abs=1e-4)
-                (box,) = activation_boxes(map_HW[None], model.backbone.input_size)
+                (box,) = match_boxes(model, map_HW[None])
                 assert found["box"] == pytest.approx(prepared[n].views[0].to_file(box), abs=0.01)
 
 

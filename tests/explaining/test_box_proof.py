@@ -43,7 +43,7 @@ def test_percentiles_and_other_maps_do_not_move_a_window(model: ProtoPNet) -> No
     similarity_PHW = torch.zeros(1, 2, 4)
     similarity_PHW[0, 1, 2] = 1
     assert match_boxes(model, similarity_PHW) == [(32, 16, 80, 64)]
-    assert match_boxes(model, similarity_PHW, torch.rand(1, 14, 14), 50.0) == [(32, 16, 80, 64)]
+    assert match_boxes(model, similarity_PHW, 50.0, torch.rand(1, 14, 14)) == [(32, 16, 80, 64)]
 
 
 def test_metrics_have_the_same_boxes_and_their_middles(model: ProtoPNet) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.tiny import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -15,7 +16,7 @@ from PIL import Image
 from likethat.data.decode import Box
 from likethat.errors import UserError
 from likethat.explaining import boxes
-from likethat.explaining.boxes import activation_boxes, cell_box, upsample
+from likethat.explaining.boxes import activation_boxes, cell_box, match_boxes, upsample
 from likethat.explaining.draw.heat import colour_table, heat_layer, overlay
 from likethat.explaining.draw.render import draw_box
 
@@ -112,6 +113,23 @@ def test_memory_chunks_do_not_change_the_boxes(monkeypatch: pytest.MonkeyPatch) 
     whole = activation_boxes(map_PHW, (32, 32))
     monkeypatch.setattr(boxes, "CHUNK_PIXELS", 2 * 32 * 32)
     assert activation_boxes(map_PHW, (32, 32)) == whole
+
+
+@pytest.mark.parametrize(("fine_map", "half_a_cell"), [(False, (0, 0)), (True, (8, 8))])
+def test_boxes_of_a_fine_map_reach_the_rims_of_cells(fine_map: bool, half_a_cell: tuple[int, int]) -> None:
+    model = tiny_model([3], input_size=(96, 48), fine_map=fine_map)
+    rows, columns = model.backbone.map_size
+    assert (rows, columns) == ((6, 3) if fine_map else (3, 2))
+    map_PHW = torch.rand(5, rows, columns, generator=torch.Generator().manual_seed(0))
+    for percentile in (80.0, 95.0):
+        expected = []
+        for values in map_PHW.double().tolist():
+            x0, y0, x1, y1 = slow_box(values, 96, 48, percentile)
+            down, across = half_a_cell
+            expected.append((max(0, x0 - across), max(0, y0 - down), min(48, x1 + across), min(96, y1 + down)))
+        assert match_boxes(model, map_PHW, percentile) == expected
+    other_PHW = torch.rand(5, 9, 9, generator=torch.Generator().manual_seed(1))
+    assert match_boxes(model, map_PHW, 90.0, other_PHW) == activation_boxes(other_PHW, (96, 48), 90.0)
 
 
 @pytest.mark.parametrize("percentile", [-1.0, 100.5, math.nan])

@@ -30,7 +30,7 @@ from likethat.training.choose import start_from_baseline
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.parallel import average_gradients, synchronise_norms
 from likethat.training.parts import find_parts
-from likethat.training.plan import set_mode, start_stage
+from likethat.training.plan import PlanEntry, set_mode, start_stage
 from likethat.training.project import project
 from likethat.training.state import RunState
 from likethat.training.wrap_step import wrap_step
@@ -60,7 +60,7 @@ def train(state: RunState, stage: str, images: Images, config: Config) -> dict[s
     module = state.trained(stage)
     start_stage(state.model, state.baseline, stage, config.train)
     optimizer = torch.optim.SGD([value for value in module.parameters() if value.requires_grad], lr=0.05)
-    stages.begin_epoch(state, stage, images, config)
+    stages.begin_epoch(state, PlanEntry(stage), images, config)
     set_mode(module, stage, len(images), config.train)
 
     def costs_of(*shown: Tensor) -> dict[str, Tensor]:

@@ -107,7 +107,8 @@ def point(x: float, y: float) -> list[float]:
 class Local(nn.Module):
     """A backbone that sees nothing beyond a cell: the mean colour of each of MAP x MAP cells."""
 
-    name, input_size, map_size, channels, windows = "local", (SIDE, SIDE), (MAP, MAP), 3, None
+    name, input_size, map_size, channels = "local", (SIDE, SIDE), (MAP, MAP), 3
+    windows, fine_map = None, False
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
         return F.avg_pool2d(x_B3HW, SIDE // MAP)

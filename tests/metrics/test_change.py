@@ -32,7 +32,7 @@ from likethat.metrics.misalignment import (
 )
 from likethat.metrics.receptive_field import ReceptiveField, energy_inside
 from likethat.metrics.redundancy import Redundancy
-from likethat.metrics.regions import box_masks, boxes_of_maps, distance_to_box, intersection_over_union, peaks_of_maps
+from likethat.metrics.regions import box_masks, boxes_in, distance_to_box, intersection_over_union, peaks_of_maps
 from likethat.metrics.response import moved_boxes, respond
 from likethat.metrics.reveal import STEPS, blurred, elsewhere, reveal
 from likethat.metrics.sparsity import Sparsity, needed_for_most, negative_share
@@ -286,7 +286,7 @@ def test_similarity_kept_is_that_of_pasting_by_hand() -> None:
     for b in range(len(batch)):
         p = int(batch.evidence.prototype_BE[b, 0])
         before_HW = network(batch.x[0][b : b + 1]).similarity_BPHW[0, p]
-        x0, y0, x1, y1 = (boxes_of_maps(before_HW[None], (SIDE, SIDE))[0] * SIDE).round().int().tolist()
+        x0, y0, x1, y1 = (boxes_in(network, before_HW[None])[0] * SIDE).round().int().tolist()
         pasted = batch.x[0][b - 1].clone()
         pasted[:, y0:y1, x0:x1] = batch.x[0][b][:, y0:y1, x0:x1]
         after_HW = network(pasted[None]).similarity_BPHW[0, p]
@@ -325,7 +325,7 @@ def test_curves_are_those_of_hiding_and_showing_by_hand() -> None:
         predicted = int(output.logits_BK.argmax())
         points = (output.score_BP[0] * network.last_layer.weight[predicted]).tolist()
         order = [p for p in sorted(range(6), key=lambda p: -points[p]) if points[p] > 0]
-        boxes = [boxes_of_maps(output.similarity_BPHW[0, p][None], (SIDE, SIDE))[0].tolist() for p in order]
+        boxes = [boxes_in(network, output.similarity_BPHW[0, p][None])[0].tolist() for p in order]
         for step, count in enumerate(STEPS):
             inside = torch.zeros(SIDE, SIDE, dtype=torch.bool)
             for x0, y0, x1, y1 in boxes[:count]:

@@ -8,6 +8,7 @@ from helpers.tiny import random_images, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from likethat.config import resolve
 from likethat.inference.feature_maps import keep_feature_maps
 from likethat.inference.passes import score_images
 from likethat.inference.source_image import leave_source_out
@@ -15,7 +16,10 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.training import choose
 from likethat.training.choose import embed_sources, start_from_baseline
 from likethat.training.parts import Parts
+from likethat.training.plan import PlanEntry
 from likethat.training.project import project
+from likethat.training.stages import begin_epoch
+from likethat.training.state import RunState
 
 NAMES = ("a", "b", "c")
 DEFAULT = {"similarity": "cosine", "add_on": "linear", "latent_width": 8}
@@ -134,6 +138,29 @@ def test_the_scale_is_the_best_by_the_definition() -> None:
     ]
     best = choose.SCALES[entropy.index(min(entropy))]
     assert float(model.last_layer.weight.detach().max()) == pytest.approx(best / 3)  # prototypes a class, on average
+
+
+def test_tied_prototypes_follow_the_network_every_few_epochs() -> None:
+    model, images = tiny_model([3, 3, 3], **DEFAULT), random_images(15, 3)
+    state = RunState(model, BaselineClassifier(model.backbone, 3))
+    assert state.baseline is not None
+    state.projection = start_from_baseline(model, state.baseline, images, some_parts(len(images), 4))
+    renewed = []
+    for epoch in range(7):
+        with torch.no_grad():
+            for parameter in model.backbone.parameters():
+                parameter.mul_(1.05)
+        before = model.prototype_layer.vectors().detach().clone()
+        begin_epoch(state, PlanEntry("joint", 0, epoch), images, resolve(renew=3))
+        after = model.prototype_layer.vectors().detach().clone()
+        embed_sources(model, images, state.projection)
+        if torch.equal(after, model.prototype_layer.vectors()):
+            renewed.append(epoch)
+        else:
+            assert torch.equal(after, before)
+            with torch.no_grad():
+                model.prototype_layer.prototype_PDhw.copy_(before.view_as(model.prototype_layer.prototype_PDhw))
+    assert renewed == [0, 3, 6]
 
 
 def test_tied_prototypes_follow_the_network_and_projection_leaves_them() -> None:

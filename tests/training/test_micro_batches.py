@@ -17,7 +17,7 @@ from likethat.training.choose import start_from_baseline
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.micro_batches import bytes_kept, bytes_of_picture, parts_of, save_memory
 from likethat.training.parts import find_parts
-from likethat.training.plan import learns_statistics, set_mode, start_stage
+from likethat.training.plan import PlanEntry, learns_statistics, set_mode, start_stage
 from likethat.training.state import RunState
 
 SIDE, CLASSES, BATCH = 128, 3, 11  # in parts of two and one
@@ -49,7 +49,7 @@ def after_steps(stage: str, config: Config, at_once: int | None) -> tuple[dict[s
     module = state.trained(stage)
     start_stage(state.model, state.baseline, stage, config.train)
     optimizer = torch.optim.SGD([value for value in module.parameters() if value.requires_grad], lr=0.05)
-    stages.begin_epoch(state, stage, images, config)
+    stages.begin_epoch(state, PlanEntry(stage), images, config)
     for layers in (state.backbone, module.head if stage == "baseline" else module.add_on):
         layers.double()  # in fp32 what is nearly zero may fall to either side of a ReLU
     before = {name: value.clone() for name, value in module.state_dict().items()}

@@ -45,15 +45,39 @@ def check_percentile(percentile: float) -> None:
 
 
 def match_boxes(
-    model: ProtoPNet, similarity_PHW: Tensor, map_PHW: Tensor | None = None, percentile: float = PERCENTILE
+    model: ProtoPNet, similarity_PHW: Tensor, percentile: float = PERCENTILE, map_PHW: Tensor | None = None
 ) -> list[Box]:
-    """Return where prototypes are found in a picture, in pixels of what the network sees: all that the most similar
-    patch has seen, where that is a window; else the paper's box, of `map_PHW` where another map is asked for."""
+    """Return where prototypes are found in a picture, in pixels of what the network sees: the boxes of `map_PHW`, where
+    another map than that of the cells is asked for and a box is not all that was seen."""
     check_percentile(percentile)
-    if model.backbone.windows is not None:
-        return _as_boxes(window_boxes(model, similarity_PHW))
-    drawn_PHW = whole_map(model.backbone, similarity_PHW) if map_PHW is None else map_PHW
-    return activation_boxes(drawn_PHW, model.backbone.input_size, percentile)
+    if map_PHW is not None and model.backbone.windows is None:
+        return activation_boxes(map_PHW, model.backbone.input_size, percentile)
+    return _as_boxes(cell_boxes(model, similarity_PHW, percentile))
+
+
+def cell_boxes(model: ProtoPNet, similarity_PHW: Tensor, percentile: float = PERCENTILE) -> Tensor:
+    """Return where cells find prototypes, P x 4, whole numbers: all that the most similar patch has seen, where that is
+    a window; else the paper's box, and of a fine map that box with half a cell around it.
+
+    The paper's box ends between the middles of cells, where the upsampled map falls. Small cells see more than
+    themselves: a box must reach their rims at least to hold what they go by.
+    """
+    backbone = model.backbone
+    if backbone.windows is not None:
+        return window_boxes(model, similarity_PHW)
+    (margin_y, margin_x), (height, width) = margin_of(backbone), backbone.input_size
+    box_P4 = box_tensor(similarity_PHW, (height, width), percentile)
+    x0_P, y0_P, x1_P, y1_P = box_P4.unbind(1)
+    left_top = [(x0_P - margin_x).clamp(min=0), (y0_P - margin_y).clamp(min=0)]
+    return torch.stack([*left_top, (x1_P + margin_x).clamp(max=width), (y1_P + margin_y).clamp(max=height)], 1)
+
+
+def margin_of(backbone: Backbone) -> tuple[int, int]:
+    """Return what a box has around the most active pixels, in pixels along y and along x: half a cell of a fine map."""
+    if not backbone.fine_map:
+        return 0, 0
+    (height, width), (rows, columns) = backbone.input_size, backbone.map_size
+    return round(height / rows / 2), round(width / columns / 2)
 
 
 def activation_boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float = PERCENTILE) -> list[Box]:

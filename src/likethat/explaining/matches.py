@@ -80,10 +80,11 @@ def find_matches(
             similarity_pHW = output.of_distance(output.distance_BPHW[number, chosen_p])
             if method == UPSAMPLING:
                 map_pHW = whole_map(network.backbone, similarity_pHW)
+                boxes = match_boxes(network, similarity_pHW, percentile)
             else:
                 map_pHW = attribute(network, to_unit(pixels.to(classifier.device)), chosen_p, method)
-            similarities = score_P[mine][numbers].tolist()
-            boxes, (height, width) = match_boxes(network, similarity_pHW, map_pHW, percentile), view.input_hw
+                boxes = match_boxes(network, similarity_pHW, percentile, map_pHW)
+            similarities, (height, width) = score_P[mine][numbers].tolist(), view.input_hw
             for p, similarity, box, map_HW in zip(numbers.tolist(), similarities, boxes, map_pHW.cpu(), strict=True):
                 prototype, share = classifier.prototypes[start + p], in_shares(box, width, height)
                 places = (view.to_file(box), share, map_HW, method, shares.get(start + p))

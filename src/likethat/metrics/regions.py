@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from likethat.explaining.boxes import box_tensor, chunks, upsample, whole_map, window_boxes
+from likethat.explaining.boxes import cell_boxes, chunks, upsample, whole_map
 from likethat.models.protopnet import Output, ProtoPNet, summed_logits
 
 
@@ -75,18 +75,9 @@ def peaks_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
 
 
 def boxes_in(network: ProtoPNet, map_SHW: Tensor) -> Tensor:
-    """Return the paper's boxes; the most active windows, where a network sees windows."""
-    if network.backbone.windows is not None:
-        return _in_shares(window_boxes(network, map_SHW), network.backbone.input_size)
-    return boxes_of_maps(whole_map(network.backbone, map_SHW), network.backbone.input_size)
-
-
-def boxes_of_maps(map_SHW: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    return _in_shares(box_tensor(map_SHW, size_hw), size_hw)
-
-
-def _in_shares(box_S4: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    return box_S4 / _sides(size_hw, box_S4.device)
+    """Return the boxes that explanations show."""
+    box_S4 = cell_boxes(network, map_SHW)
+    return box_S4 / _sides(network.backbone.input_size, box_S4.device)
 
 
 @lru_cache(maxsize=64)

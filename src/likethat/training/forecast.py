@@ -26,7 +26,8 @@ def pictures_of(entry: PlanEntry, config: Config, train: int, val: int, classes:
     if entry.is_epoch:
         sights = 2 if entry.stage == "joint" and config.augment.flip > 0 else 1
         teacher = sights if settings.distillation and settings.has_baseline else 0
-        tied = min(train, classes * config.model.prototypes_per_class) if settings.tie else 0
+        renewed = settings.tie and entry.epoch % settings.renew == 0
+        tied = min(train, classes * config.model.prototypes_per_class) if renewed else 0
         return ((3 if entry.stage == "joint" else 1) + teacher) * step + tied + val
     return {
         "parts": train,

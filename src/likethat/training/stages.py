@@ -38,9 +38,13 @@ PIECED = (
 )
 
 
-def begin_epoch(state: RunState, stage: str, train: Images, config: Config) -> None:
-    """Let tied prototypes follow the network: each epoch starts with what it makes of their patches now."""
-    if config.train.tie and stage != "baseline" and isinstance(state.model, ProtoPNet):
+def begin_epoch(state: RunState, entry: PlanEntry, train: Images, config: Config) -> None:
+    """Let tied prototypes follow the network: every few epochs they become what it makes of their patches now.
+
+    In between patches move towards them. Where they followed at once, all patches would become more and more alike.
+    """
+    is_tied = config.train.tie and entry.stage != "baseline" and isinstance(state.model, ProtoPNet)
+    if is_tied and entry.epoch % config.train.renew == 0:
         assert state.projection is not None
         with mixed_precision(train.device, state.protopnet.prototype_layer.similarity):
             embed_sources(state.protopnet, train, state.projection)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from likethat import __version__
 from likethat.data.loaders import to_unit
 from likethat.errors import UserError
-from likethat.explaining.boxes import PERCENTILE
+from likethat.explaining.boxes import PERCENTILE, margin_of
 from likethat.explaining.draw.render import read_picture
 from likethat.models.protopnet import ProtoPNet
 from likethat.progress import Display
@@ -119,6 +119,7 @@ def describe(classifier: Classifier) -> dict[str, Any]:
             "std": network.backbone.std.flatten().tolist(),
         },
         "percentile": PERCENTILE,  # of the boxes around the most active pixels of a map
+        "margin": list(margin_of(network.backbone)),  # pixels, along y and along x, that such a box has around it
         # Size and stride in pixels, where a cell of a map has seen one window of the picture: that is its box.
         "windows": None if (windows := network.backbone.windows) is None else [windows.size, windows.stride],
         "connections": weights,  # of each class: prototype and weight, where it is not zero
