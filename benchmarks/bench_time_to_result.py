@@ -9,6 +9,8 @@ of `likethat train` are for both.
 Epochs count as gradient descent. Their seconds hold all that is done between two steps, too: prototypes that follow the
 network, and states that are saved. What an epoch measures on validation images has a row of its own; the share of all
 that is not gradient descent is given with it and without it. Without a data set nothing is measured.
+
+States are written while training goes on: what is timed of them is what training waits for.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -38,8 +42,9 @@ from likethat.training.batches import FreshViews
 from likethat.training.loop import gradient_step
 from likethat.training.losses import Costs, baseline_costs
 from likethat.training.plan import PlanEntry, epochs_of, set_learning_rates, set_mode, steps_of_epoch
-from likethat.training.state import RunState
+from likethat.training.state import RunState, Saver
 from likethat.training.wrap_step import is_compiled, wrap_step
+from likethat.workflows import train as workflow
 from likethat.workflows.train import train
 
 DESCENT = ("baseline", "warm", "joint")
@@ -47,22 +52,50 @@ GOAL = 0.15  # share of the time that is not gradient descent
 MEASURED_STEPS = 200  # of the bare loop, after as many to settle as a recording needs
 VALIDATION = "validation images"  # after each epoch
 READING, AFTERWARDS = "reading images", ("test images", "pictures of prototypes")  # before and after all stages
-REST = "weights, states saved between stages, calibration, report"
+OPENING = "data set opened, pixels onto the device"
+# What else a run calls outside its stages and tasks, by rows of the table.
+CALLS: dict[str, list[tuple[Any, str]]] = {
+    OPENING: [(workflow, "prepare")],  # less the reading in it
+    "weights": [(workflow, "create_protopnet"), (workflow, "place"), (workflow, "save_tensors")],
+    "states saved at the end of stages": [(Saver, "save"), (Saver, "__exit__")],
+    "calibration, pages, digests": [(workflow, "conclude")],
+}
+REST = "rest"
 
 
 class TimedDisplay(Display):
-    """Shows what a display shows, and adds up the seconds of each task."""
+    """Shows what a display shows, and adds up the seconds of each task, and of calls outside tasks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: Counter[str] = Counter()
+        self.is_in_task = False
 
     @contextmanager
     def task(self, name: str) -> Iterator[Advance]:
-        started = time.monotonic()
+        started, self.is_in_task = time.monotonic(), True
         with super().task(name) as advance:
             yield advance
         self.seconds[name] += time.monotonic() - started
+        self.is_in_task = False
+
+    @contextmanager
+    def calls_timed(self) -> Iterator[None]:
+        """Add up the seconds of CALLS in the block, by row. A state that is saved in an epoch is in the epoch's."""
+        with ExitStack() as stack:
+            for row, calls in CALLS.items():
+                for owner, name in calls:
+                    stack.enter_context(patch.object(owner, name, self._timed(getattr(owner, name), row)))
+            yield
+
+    def _timed(self, function: Callable[..., Any], row: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            started, is_counted = time.monotonic(), not self.is_in_task
+            result = function(*args, **kwargs)
+            self.seconds[row] += is_counted * (time.monotonic() - started)
+            return result
+
+        return call
 
 
 def main() -> int:
@@ -92,7 +125,8 @@ def main() -> int:
 def whole_run(data: Path, run: Path, args: argparse.Namespace, asked: dict[str, object]) -> dict[str, float]:
     """Train from start to report; return the seconds of every stage, of the tasks besides, and of the whole."""
     display, started = TimedDisplay(), time.monotonic()
-    classifier = train(data, run, preset=args.preset, device=args.device, overwrite=True, display=display, **asked)
+    with display.calls_timed():
+        classifier = train(data, run, preset=args.preset, device=args.device, overwrite=True, display=display, **asked)
     whole = time.monotonic() - started
     records = [json.loads(line) for line in (classifier.path / "metrics.jsonl").read_text().splitlines()]
     by_stage: Counter[str] = Counter()
@@ -101,6 +135,8 @@ def whole_run(data: Path, run: Path, args: argparse.Namespace, asked: dict[str, 
     known = {READING: display.seconds[READING]}
     known |= {stage: seconds for stage, seconds in by_stage.items() if seconds}
     known |= {name: display.seconds[name] for name in AFTERWARDS}
+    known |= {row: display.seconds[row] for row in CALLS}
+    known[OPENING] -= known[READING]
     return {**known, REST: whole - sum(known.values()), "whole run": whole, VALIDATION: display.seconds[VALIDATION]}
 
 

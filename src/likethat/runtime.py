@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, BinaryIO
 
 from likethat.distributed import local_rank, local_world_size, world_size
@@ -67,6 +68,25 @@ def tf32_convolutions() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
+
+
+def wake(device: torch.device) -> None:
+    """Let a GPU get ready in a thread: its context and its libraries take a second or more to load, in which the CPU
+    may work. Never fork while it does."""
+    if device.type == "cuda":
+        Thread(target=_load_libraries, args=(device,)).start()
+
+
+def _load_libraries(device: torch.device) -> None:
+    """Do a little of what every network does."""
+    import torch
+
+    with suppress(RuntimeError):  # of which whoever needs the device is told
+        map_1CHW = torch.nn.functional.conv2d(
+            torch.zeros(1, 3, 32, 32, device=device), torch.zeros(8, 3, 3, 3, device=device)
+        )
+        map_1CHW.flatten(2) @ map_1CHW.flatten(2).mT
+        torch.cuda.synchronize(device)
 
 
 def send(value: torch.Tensor, device: torch.device) -> torch.Tensor:

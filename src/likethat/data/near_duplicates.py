@@ -121,11 +121,13 @@ def _alike_of_all(own: Looks, others: Looks) -> Iterator[tuple[int, int, int]]:
     sign_NF, sign_FM = 1 - 2 * own.bit_NF.astype(np.float32), 1 - 2 * others.bit_NF.astype(np.float32).T
     rows = max(1, CHUNK // len(others.bit_NF))
     for start in range(0, len(sign_NF), rows):
-        bits_nM = (sign_NF.shape[1] - sign_NF[start : start + rows] @ sign_FM) / 2
-        judged_nM = bits_nM + OTHER_CLASS * (own.label_N[start : start + rows, None] != others.label_N)
-        nearest_n = judged_nM.argmin(1)
-        for row in np.flatnonzero(judged_nM.min(1) <= ALIKE).tolist():
-            yield start + row, int(nearest_n[row]), int(bits_nM[row, nearest_n[row]])
+        product_nM = sign_NF[start : start + rows] @ sign_FM  # bits that agree, less those that differ
+        for row in np.flatnonzero(product_nM.max(1) >= SIDE * SIDE - 2 * ALIKE).tolist():
+            bits_M = (SIDE * SIDE - product_nM[row]) / 2
+            judged_M = bits_M + OTHER_CLASS * (own.label_N[start + row] != others.label_N)
+            nearest = int(judged_M.argmin())
+            if judged_M[nearest] <= ALIKE:
+                yield start + row, nearest, int(bits_M[nearest])
 
 
 def _alike_of_equal_keys(own: Looks, others: Looks, chosen: np.ndarray) -> Iterator[tuple[int, int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -95,10 +96,10 @@ def draw_prototypes(
         read_B = list(map_in_threads(lambda image: _read(root, samples[image], size_hw), batch))
         x_B3HW = to_unit(torch.stack([pixels for _, pixels, _ in read_B]).to(layer.class_P.device))
         output = model(x_B3HW)
-        boxes_B = [
-            match_boxes(model, output.of_distance(output.distance_BPHW[number, of_image[image]]))
-            for number, image in enumerate(batch)
-        ]
+        places = [(number, p) for number, image in enumerate(batch) for p in of_image[image]]
+        number_p, drawn_p = torch.tensor(places, device=layer.class_P.device).T
+        boxes = iter(match_boxes(model, output.of_distance(output.distance_BPHW[number_p, drawn_p])))
+        boxes_B = [list(islice(boxes, len(of_image[image]))) for image in batch]
         for drawn in map_in_threads(lambda one: draw(*one), zip(batch, read_B, boxes_B, strict=True)):
             prototypes += drawn
         if advance:

@@ -125,14 +125,23 @@ def unreadable(path: Path, error: OSError) -> UserError:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], document: Any = None) -> None:
     """Save tensors and, in the file's metadata, a JSON document that belongs to them."""
-    # The format wants memory of its own for each tensor; two names may share one here.
-    contiguous = {
+    write_tensors(path, copy_tensors(tensors), document)
+
+
+def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors into the CPU's memory, as files have them: each in memory of its own, where two names may share one
+    here."""
+    return {
         name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, value in tensors.items()
     }
+
+
+def write_tensors(path: Path, copies: dict[str, Tensor], document: Any) -> None:
+    """Write copies of tensors and a JSON document into one file."""
     with atomic_path(path) as temporary:
         try:
-            save_file(contiguous, temporary, metadata={"document": json.dumps(document)})
+            save_file(copies, temporary, metadata={"document": json.dumps(document)})
         except SafetensorError as error:  # the library wraps a full disk in an error of its own
             raise OSError(str(error)) from error
 

@@ -32,6 +32,7 @@ from likethat.training.micro_batches import parts_of, save_memory
 from likethat.training.parallel import average_gradients, check_enough_images, synchronise_norms
 from likethat.training.plan import (
     PlanEntry,
+    comes_again,
     epochs_to_come,
     learns_statistics,
     make_plan,
@@ -65,34 +66,37 @@ def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
     """Take a fresh `state` from where the run folder says it was stopped to the end of the plan."""
     synchronise_norms(state.network)
     load_run_state(state, course)
-    saver, forecast = Saver(state, course), Forecast(plan, state.position, course)
+    forecast = Forecast(plan, state.position, course)
     take_step: TakeStep | None = None  # of one stage
-    try:
-        while state.position < len(plan):
-            entry, known = plan[state.position], len(state.metrics)
-            started, is_whole = time.monotonic(), state.batch == 0 and take_step is not None
-            if entry.is_epoch:
-                take_step = take_step or make_step(state, entry.stage, course, epochs_to_come(plan, state.position))
-                with tf32_convolutions():  # where they are not in bf16; all that is no epoch is exact
-                    train_one_epoch(take_step, entry, state, course, saver, forecast)
-                    stages.end_epoch(state, entry, course, started)
-            else:
-                stages.OTHER_STAGES[entry.stage](state, entry, course)
-                state.share()
-            if is_whole or not entry.is_epoch:
-                forecast.after_entry(state.position, time.monotonic() - started)
-            state.position += 1
-            if course.observe:
-                for number, record in enumerate(state.metrics[known:], known):
-                    course.observe(number, record)
-            if state.position == len(plan) or plan[state.position].stage != entry.stage:
-                take_step = None
-                saver.save()
-            saver.save_if_due()
-            course.check_stop()
-    except Interrupted:
-        saver.save()
-        raise
+    with Saver(state, course) as saver:
+        try:
+            while state.position < len(plan):
+                entry, known = plan[state.position], len(state.metrics)
+                started, is_whole = time.monotonic(), state.batch == 0 and take_step is not None
+                if entry.is_epoch:
+                    take_step = take_step or make_step(state, entry.stage, course, epochs_to_come(plan, state.position))
+                    with tf32_convolutions():  # where they are not in bf16; all that is no epoch is exact
+                        train_one_epoch(take_step, entry, state, course, saver, forecast)
+                        stages.end_epoch(state, entry, course, started)
+                else:
+                    stages.OTHER_STAGES[entry.stage](state, entry, course)
+                    state.share()
+                if is_whole or not entry.is_epoch:
+                    forecast.after_entry(state.position, time.monotonic() - started)
+                state.position += 1
+                if course.observe:
+                    for number, record in enumerate(state.metrics[known:], known):
+                        course.observe(number, record)
+                if state.position == len(plan) or plan[state.position].stage != entry.stage:
+                    take_step = None
+                    if not comes_again(state.optimizer_stage, plan, state.position):
+                        state.forget_optimizer()
+                    saver.save()
+                saver.save_if_due()
+                course.check_stop()
+        except Interrupted:
+            saver.save()
+            raise
 
 
 def train_one_epoch(

@@ -75,6 +75,11 @@ def epochs_to_come(plan: list[PlanEntry], position: int) -> int:
     return next((n for n, entry in enumerate(plan[position:]) if entry.stage != stage), len(plan) - position)
 
 
+def comes_again(stage: str, plan: list[PlanEntry], position: int) -> bool:
+    """Return whether the plan has the stage from here on."""
+    return any(entry.stage == stage for entry in plan[position:])
+
+
 def start_stage(
     model: ProtoPNet | BaselineClassifier | None, baseline: BaselineClassifier | None, stage: str, config: TrainConfig
 ) -> torch.optim.Optimizer:

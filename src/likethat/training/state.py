@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,13 @@ from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, set_latent_width
 from likethat.runs import layout
 from likethat.runs.atomic_files import (
+    copy_tensors,
     load_optimizer_tensors,
     load_tensors,
     optimizer_tensors,
-    save_tensors,
     strip_prefix,
     with_prefix,
+    write_tensors,
     write_text,
 )
 from likethat.training.course import Course
@@ -93,6 +96,10 @@ class RunState:
             self.optimizer_stage = stage
         return self.optimizer
 
+    def forget_optimizer(self) -> None:
+        """Let go of an optimiser whose stage does not come again: it is half of what a state has to hold."""
+        self.optimizer, self.optimizer_stage = None, ""
+
     def share(self) -> None:
         """Go on with the model and the projection of the main process, in all processes."""
         broadcast_model(self.network)
@@ -122,14 +129,34 @@ DOCUMENT = ("baseline_is_teacher", "position", "batch", "optimizer_stage", "best
 
 
 class Saver:
-    """Saves a run now and then, and when told; of several processes the main one does."""
+    """Saves a run now and then, and when told; of several processes the main one does.
+
+    A state is copied at once and written while training goes on, one after another. At the end of the block all are
+    written; a process that is killed before leaves the last one that was.
+    """
 
     def __init__(self, state: RunState, course: Course) -> None:
         self.state, self.course, self.last = state, course, time.monotonic()
+        self.writer = ThreadPoolExecutor(1)
+        self.writing: Future[None] | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.writer:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last state is written; tell here why it could not be."""
+        if self.writing is not None:
+            writing, self.writing = self.writing, None
+            writing.result()
 
     def save(self) -> None:
         if is_main_process():
-            save_run_state(self.state, self.course)
+            self.wait()
+            self.writing = self.writer.submit(copy_run_state(self.state, self.course))
         self.last = time.monotonic()
 
     def save_if_due(self) -> None:
@@ -139,6 +166,11 @@ class Saver:
 
 def save_run_state(state: RunState, course: Course) -> None:
     """Write one file, replaced as a whole; metrics.jsonl follows from it."""
+    copy_run_state(state, course)()
+
+
+def copy_run_state(state: RunState, course: Course) -> Callable[[], None]:
+    """Copy the state as it is now; return what writes the copy, whatever has become of the state by then."""
     tensors = with_prefix("totals", state.totals)
     for name, network in (("model", state.model), ("baseline", state.own_part_of_baseline())):
         if network is not None:
@@ -158,8 +190,14 @@ def save_run_state(state: RunState, course: Course) -> None:
         "images": course.fingerprint,
         "config": course.config.to_dict(),
     }
-    save_tensors(course.run / layout.STATE, tensors, {**head, **{name: getattr(state, name) for name in DOCUMENT}})
-    write_metrics(course.run, state.metrics)
+    copies, metrics = copy_tensors(tensors), list(state.metrics)
+    document = {**head, **{name: getattr(state, name) for name in DOCUMENT}, "metrics": metrics}
+
+    def write() -> None:
+        write_tensors(course.run / layout.STATE, copies, document)
+        write_metrics(course.run, metrics)
+
+    return write
 
 
 def load_run_state(state: RunState, course: Course) -> None:

@@ -24,7 +24,7 @@ from likethat.models.backbone import Backbone
 from likethat.progress import Display
 from likethat.runs import layout
 from likethat.runs.layout import DataRecord, RunRecord
-from likethat.runtime import StopFlag, physical_memory
+from likethat.runtime import StopFlag, physical_memory, wake
 
 AUTO = "auto"  # numbers of prototypes by the number of a class's images
 MEMORY_SHARE = 0.4  # of the machine's memory that decoded pictures may take; beyond it they stay on disk
@@ -127,9 +127,14 @@ def prepare(
     barrier()  # so that no process takes what another one begins among the images for a class
     height, width = config.model.input_size
     too_large = len(dataset.all_samples()) * height * width * 3 > MEMORY_SHARE * physical_memory()
+    sleeps = True
     with display.task("reading images") as advance:
 
         def go_on(done: int, total: int) -> None:
+            nonlocal sleeps
+            if sleeps:  # the processes that read are forked by now
+                wake(device)
+            sleeps = False
             advance(done, total)
             if stop is not None:
                 stop.check()
