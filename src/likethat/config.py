@@ -131,14 +131,8 @@ class TrainConfig:
 
 # Options with a default that changes training, which runs of earlier versions lack: what those were trained with.
 DEFAULTS_OF_OLDER_RUNS = {
-    "fine_map": False,
-    "noise": 0.0,
-    "locality": 0.0,
-    "place": 0.0,
-    "renew": 1,
-    "cutmix": 0.0,
-    "last_layer_views": 1,
-    "own_positive": False,
+    "fine_map": False, "own_positive": False, "last_layer_views": 1, "renew": 1,
+    "noise": 0.0, "locality": 0.0, "place": 0.0, "cutmix": 0.0,
 }
 
 # Options by the names that they have in the configurations of older runs.
@@ -273,9 +267,10 @@ def _check(config: Config) -> None:
             )
         ],
         (config.train.batch_size >= 2, "--batch-size must be at least 2"),
-        (config.train.views >= 1, "--views must be at least 1"),
-        (config.train.renew >= 1, "--renew must be at least 1"),
-        (config.train.last_layer_views >= 1, "--last-layer-views must be at least 1"),
+        *[
+            (getattr(config.train, name) >= 1, f"--{name.replace('_', '-')} must be at least 1")
+            for name in ("views", "renew", "last_layer_views")
+        ],
         (not config.train.tie or config.train.has_baseline, "--tie needs --baseline-epochs above 0"),
         (
             not config.train.fit_head or (config.train.baseline_epochs == 0 and not config.train.from_baseline),

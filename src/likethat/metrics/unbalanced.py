@@ -150,12 +150,11 @@ def auprc(score_N: np.ndarray, own_N: np.ndarray) -> Estimate:
 
 def _logit_interval(value: float, spread: float) -> Interval:
     """Return the interval of a share whose logit has this standard deviation."""
-    from scipy.special import expit
-
     if not 0 < value < 1:
         return value, value
     middle = math.log(value / (1 - value))
-    return float(expit(middle - NORMAL_QUANTILE * spread)), float(expit(middle + NORMAL_QUANTILE * spread))
+    low, high = (math.tanh((middle + side * NORMAL_QUANTILE * spread) / 2) for side in (-1, 1))
+    return (1 + low) / 2, (1 + high) / 2
 
 
 def _balanced_accuracy(count_KK: np.ndarray) -> Estimate:

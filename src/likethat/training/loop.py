@@ -7,6 +7,7 @@ itself is `gradient_step`.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -73,14 +74,15 @@ def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
             while state.position < len(plan):
                 entry, known = plan[state.position], len(state.metrics)
                 started, is_whole = time.monotonic(), state.batch == 0 and take_step is not None
-                if entry.is_epoch:
-                    take_step = take_step or make_step(state, entry.stage, course, epochs_to_come(plan, state.position))
-                    with tf32_convolutions():  # where they are not in bf16; all that is no epoch is exact
+                with nullcontext() if entry.is_exact else tf32_convolutions():  # where they are not in bf16
+                    if entry.is_epoch:
+                        to_come = epochs_to_come(plan, state.position)
+                        take_step = take_step or make_step(state, entry.stage, course, to_come)
                         train_one_epoch(take_step, entry, state, course, saver, forecast)
                         stages.end_epoch(state, entry, course, started)
-                else:
-                    stages.OTHER_STAGES[entry.stage](state, entry, course)
-                    state.share()
+                    else:
+                        stages.OTHER_STAGES[entry.stage](state, entry, course)
+                        state.share()
                 if is_whole or not entry.is_epoch:
                     forecast.after_entry(state.position, time.monotonic() - started)
                 state.position += 1

@@ -31,6 +31,11 @@ class PlanEntry:
     def is_epoch(self) -> bool:
         return self.stage in ("baseline", "warm", "joint")
 
+    @property
+    def is_exact(self) -> bool:
+        """Return whether what the stage makes is what the finished run says: not what epochs and choices go by."""
+        return not self.is_epoch and self.stage not in ("parts", "choose")
+
 
 def make_plan(config: TrainConfig) -> list[PlanEntry]:
     """Return the plan: [baseline, choose,] warm, then [joint, project, last layer] for each cycle."""
