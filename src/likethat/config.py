@@ -75,7 +75,7 @@ class AugmentConfig:
     compose: bool = _option(True, "warp each view in all these ways together instead of in one of them, as published")
     zoom: float = _option(0.7, "smallest share of the sides that a view shows; 1 shows the whole picture")
     jitter: float = _option(0.3, "largest relative change of brightness, contrast and saturation")
-    noise: float = _option(0.05, "largest standard deviation of a view's noise, of pixels from 0 to 1")
+    noise: float = _option(0.1, "largest standard deviation of a view's noise, of pixels from 0 to 1")
     erase: float = _option(0.25, "chance of a gray hole in a view")
     cutmix: float = _option(1.0, "chance, in joint training, that a piece of another picture covers part of a view")
 
@@ -110,7 +110,7 @@ class TrainConfig:
     distillation: float = _option(0.5, "share of the cross entropy taken against the baseline's probabilities")
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
-    locality: float = _option(3.0, "weight of the locality cost: the same pixels give like patches, whatever is around")
+    locality: float = _option(6.0, "weight of the locality cost: the same pixels give like patches, whatever is around")
     on_mask: float = _option(0.0, "weight of the mask cost: prototypes of a class are found on its pictures' masks")
     place: float = _option(1.0, "weight of the place cost: prototypes are found on the part that they were cut from")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
