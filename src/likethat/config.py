@@ -17,6 +17,7 @@ from likethat.windows import NO_WINDOWS, check_windows
 MOST_INPUT = 4096  # pixels of a side that networks see
 ANY_VALUES = (0.0, 0.0)  # the kind of a file says which of its values are black and white
 AUTO_WIDTH = -1  # of the latent map: the run chooses it by cross-validation
+PATCHES_OF_BASELINE = "prototypes of a baseline (--baseline-epochs, --from-baseline)"
 NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -63,6 +64,7 @@ class ModelConfig:
     prototypes_of: str = _option("", "fewer for some classes: CLASS=N,CLASS=N; auto: for those with few images")
     prototype_shape: tuple[int, int] = _option((1, 1), "height and width of a prototype in the latent map")
     similarity: str = _option("cosine", "function of the distance that scores a patch", ("log", "linear", "cosine"))
+    box_margin: float = _option(0.5, "cells that boxes have around the most active pixels; 0 for the paper's boxes")
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,15 @@ class TrainConfig:
 
 # Options with a default that changes training, which runs of earlier versions lack: what those were trained with.
 DEFAULTS_OF_OLDER_RUNS = {
-    "fine_map": False, "own_positive": False, "last_layer_views": 1, "renew": 1,
-    "noise": 0.0, "locality": 0.0, "place": 0.0, "cutmix": 0.0,
+    "fine_map": False,
+    "own_positive": False,
+    "last_layer_views": 1,
+    "renew": 1,
+    "box_margin": 0.0,
+    "noise": 0.0,
+    "locality": 0.0,
+    "place": 0.0,
+    "cutmix": 0.0,
 }
 
 # Options by the names that they have in the configurations of older runs.
@@ -169,6 +178,7 @@ def paper(backbone: str) -> Config:
             latent_width=256 if backbone.split(".")[0] == "resnet34" else 128,
             prototypes_per_class=10,
             similarity="log",
+            box_margin=0.0,
         ),
         augment=AugmentConfig(
             skew=0.2, distortion=0.0, compose=False, zoom=1.0, jitter=0.0, noise=0.0, erase=0.0, cutmix=0.0
@@ -257,7 +267,7 @@ def from_dict(saved: dict[str, Any]) -> Config:
 
 def _check(config: Config) -> None:
     """Refuse numbers that would train nothing or crash later."""
-    width, (low, high) = config.model.latent_width, config.data.value_range
+    width, (low, high), free = config.model.latent_width, config.data.value_range, not config.train.has_baseline
     rules = [
         *[
             (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
@@ -276,24 +286,19 @@ def _check(config: Config) -> None:
             not config.train.fit_head or (config.train.baseline_epochs == 0 and not config.train.from_baseline),
             "--fit-head takes the place of --baseline-epochs and --from-baseline; pass one of them",
         ),
-        (
-            not config.train.has_baseline or config.model.add_on == "linear",
-            "prototypes of a baseline (--baseline-epochs, --from-baseline) need --add-on linear",
-        ),
-        (
-            not config.train.has_baseline or config.model.prototype_shape == (1, 1),
-            "prototypes of a baseline (--baseline-epochs, --from-baseline) need --prototype-shape 1x1",
-        ),
+        (free or config.model.add_on == "linear", f"{PATCHES_OF_BASELINE} need --add-on linear"),
+        (free or config.model.prototype_shape == (1, 1), f"{PATCHES_OF_BASELINE} need --prototype-shape 1x1"),
         (len(config.train.joint_epochs) > 0, "--joint-epochs needs at least one number"),
         (all(epochs >= 0 for epochs in config.train.joint_epochs), "--joint-epochs must not be negative"),
         (config.model.prototypes_per_class >= 1, "--prototypes-per-class must be at least 1"),
         (width >= 1 or width == AUTO_WIDTH, "--latent-width must be at least 1, or auto"),
         (
-            width != AUTO_WIDTH or config.train.has_baseline,
+            width != AUTO_WIDTH or not free,
             "--latent-width auto compares widths by a baseline's patches (--baseline-epochs, "
             "--from-baseline); without one, name a number",
         ),
         (min(config.model.prototype_shape) >= 1, "--prototype-shape must be at least 1"),
+        (config.model.box_margin >= 0, "--box-margin must not be negative"),
         (
             16 <= min(config.model.input_size) <= max(config.model.input_size) <= MOST_INPUT,
             f"--input-size must lie between 16 and {MOST_INPUT}",

@@ -115,17 +115,16 @@ def test_memory_chunks_do_not_change_the_boxes(monkeypatch: pytest.MonkeyPatch) 
     assert activation_boxes(map_PHW, (32, 32)) == whole
 
 
-@pytest.mark.parametrize(("fine_map", "half_a_cell"), [(False, (0, 0)), (True, (8, 8))])
-def test_boxes_of_a_fine_map_reach_the_rims_of_cells(fine_map: bool, half_a_cell: tuple[int, int]) -> None:
-    model = tiny_model([3], input_size=(96, 48), fine_map=fine_map)
-    rows, columns = model.backbone.map_size
-    assert (rows, columns) == ((6, 3) if fine_map else (3, 2))
-    map_PHW = torch.rand(5, rows, columns, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(("cells", "margin"), [(0.0, (0, 0)), (0.5, (16, 12)), (0.25, (8, 6))])
+def test_boxes_have_the_runs_margin_around_them(cells: float, margin: tuple[int, int]) -> None:
+    model = tiny_model([3], input_size=(96, 48), box_margin=cells)
+    assert model.backbone.map_size == (3, 2)
+    map_PHW = torch.rand(5, 3, 2, generator=torch.Generator().manual_seed(0))
     for percentile in (80.0, 95.0):
         expected = []
         for values in map_PHW.double().tolist():
             x0, y0, x1, y1 = slow_box(values, 96, 48, percentile)
-            down, across = half_a_cell
+            down, across = margin
             expected.append((max(0, x0 - across), max(0, y0 - down), min(48, x1 + across), min(96, y1 + down)))
         assert match_boxes(model, map_PHW, percentile) == expected
     other_PHW = torch.rand(5, 9, 9, generator=torch.Generator().manual_seed(1))

@@ -87,6 +87,7 @@ def tiny_network(class_of_prototype: tuple[int, ...], classes: int) -> ProtoPNet
         latent_width=8,
         input_size=(SIDE, SIDE),
         similarity="linear",
+        box_margin=0.0,
     )
     torch.manual_seed(0)
     return create_protopnet(config.model, counts).eval()
@@ -107,8 +108,7 @@ def point(x: float, y: float) -> list[float]:
 class Local(nn.Module):
     """A backbone that sees nothing beyond a cell: the mean colour of each of MAP x MAP cells."""
 
-    name, input_size, map_size, channels = "local", (SIDE, SIDE), (MAP, MAP), 3
-    windows, fine_map = None, False
+    name, input_size, map_size, channels, windows = "local", (SIDE, SIDE), (MAP, MAP), 3, None
 
     def forward(self, x_B3HW: Tensor) -> Tensor:
         return F.avg_pool2d(x_B3HW, SIDE // MAP)
@@ -128,7 +128,7 @@ def colour_network(
 ) -> ProtoPNet:
     """Return a ProtoPNet whose prototypes are colours."""
     counts = np.bincount(class_of_prototype, minlength=len(weight_KP)).tolist()
-    network = ProtoPNet(backbone, resolve(latent_width=3, similarity="log").model, counts)  # type: ignore[arg-type]
+    network = ProtoPNet(backbone, resolve(latent_width=3, similarity="log", box_margin=0.0).model, counts)  # type: ignore[arg-type]
     network.add_on = nn.Sequential()
     network.prototype_layer.prototype_PDhw.data = torch.tensor(colour_P3)[:, :, None, None]
     network.last_layer.weight.data = weight_KP.float()

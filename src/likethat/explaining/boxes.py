@@ -57,27 +57,24 @@ def match_boxes(
 
 def cell_boxes(model: ProtoPNet, similarity_PHW: Tensor, percentile: float = PERCENTILE) -> Tensor:
     """Return where cells find prototypes, P x 4, whole numbers: all that the most similar patch has seen, where that is
-    a window; else the paper's box, and of a fine map that box with half a cell around it.
+    a window; else the paper's box with the run's margin around it.
 
-    The paper's box ends between the middles of cells, where the upsampled map falls. Small cells see more than
-    themselves: a box must reach their rims at least to hold what they go by.
+    The paper's box ends between the middles of cells, where the upsampled map falls. Cells see more than themselves: a
+    box must reach their rims at least to hold what they go by.
     """
-    backbone = model.backbone
-    if backbone.windows is not None:
+    if model.backbone.windows is not None:
         return window_boxes(model, similarity_PHW)
-    (margin_y, margin_x), (height, width) = margin_of(backbone), backbone.input_size
+    (margin_y, margin_x), (height, width) = margin_of(model), model.backbone.input_size
     box_P4 = box_tensor(similarity_PHW, (height, width), percentile)
     x0_P, y0_P, x1_P, y1_P = box_P4.unbind(1)
     left_top = [(x0_P - margin_x).clamp(min=0), (y0_P - margin_y).clamp(min=0)]
     return torch.stack([*left_top, (x1_P + margin_x).clamp(max=width), (y1_P + margin_y).clamp(max=height)], 1)
 
 
-def margin_of(backbone: Backbone) -> tuple[int, int]:
-    """Return what a box has around the most active pixels, in pixels along y and along x: half a cell of a fine map."""
-    if not backbone.fine_map:
-        return 0, 0
-    (height, width), (rows, columns) = backbone.input_size, backbone.map_size
-    return round(height / rows / 2), round(width / columns / 2)
+def margin_of(model: ProtoPNet) -> tuple[int, int]:
+    """Return what boxes have around the most active pixels, in pixels along y and along x."""
+    (height, width), (rows, columns) = model.backbone.input_size, model.backbone.map_size
+    return round(model.box_margin * height / rows), round(model.box_margin * width / columns)
 
 
 def activation_boxes(map_PHW: Tensor, size_hw: tuple[int, int], percentile: float = PERCENTILE) -> list[Box]:

@@ -63,7 +63,7 @@ class ProtoPNet(nn.Module):
                 f"Prototypes of {h}x{w} do not fit the {height}x{width} map of {backbone.name}; "
                 "use a smaller --prototype-shape or a larger --input-size."
             )
-        self.prototypes_of_class = tuple(prototypes_of_class)
+        self.prototypes_of_class, self.box_margin = tuple(prototypes_of_class), config.box_margin
         layers = create_layers(config, backbone.channels, prototypes_of_class)
         self.add_on, self.prototype_layer, self.last_layer = layers
         reset_last_layer(self, OWN_WEIGHT, OTHER_WEIGHT)

@@ -119,7 +119,7 @@ def describe(classifier: Classifier) -> dict[str, Any]:
             "std": network.backbone.std.flatten().tolist(),
         },
         "percentile": PERCENTILE,  # of the boxes around the most active pixels of a map
-        "margin": list(margin_of(network.backbone)),  # pixels, along y and along x, that such a box has around it
+        "margin": list(margin_of(network)),  # pixels, along y and along x, that such a box has around it
         # Size and stride in pixels, where a cell of a map has seen one window of the picture: that is its box.
         "windows": None if (windows := network.backbone.windows) is None else [windows.size, windows.stride],
         "connections": weights,  # of each class: prototype and weight, where it is not zero
