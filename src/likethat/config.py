@@ -132,16 +132,10 @@ class TrainConfig:
 
 
 # Options with a default that changes training, which runs of earlier versions lack: what those were trained with.
-DEFAULTS_OF_OLDER_RUNS = {
-    "fine_map": False,
-    "own_positive": False,
-    "last_layer_views": 1,
-    "renew": 1,
-    "box_margin": 0.0,
-    "noise": 0.0,
-    "locality": 0.0,
-    "place": 0.0,
-    "cutmix": 0.0,
+DEFAULTS_OF_OLDER_RUNS: dict[str, Any] = {
+    **dict.fromkeys(("noise", "locality", "place", "cutmix", "box_margin"), 0.0),
+    **dict.fromkeys(("fine_map", "own_positive"), False),
+    **dict.fromkeys(("last_layer_views", "renew"), 1),
 }
 
 # Options by the names that they have in the configurations of older runs.
