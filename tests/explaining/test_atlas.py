@@ -21,7 +21,7 @@ from PIL import Image
 from likethat.cli.parser import main
 from likethat.data.dataset import Sample
 from likethat.explaining.atlas import Atlas, Entry, Neighbour, make_atlas
-from likethat.explaining.boxes import match_boxes
+from likethat.explaining.boxes import activation_boxes
 from likethat.explaining.latent import latent_space
 from likethat.progress import Display
 from likethat.report import atlas as pages
@@ -52,6 +52,7 @@ def test_neighbours_are_those_of_a_plain_search(run: Path, document: dict[str, A
     classifier = load(run, "cpu")
     dataset = open_run_data(classifier, None)
     (model,) = classifier.networks
+    height, width = model.backbone.input_size
     for part in ("train", "val"):
         samples = dataset.part(part)
         prepared = [classifier.prepare(dataset.root / sample.path, sample.box) for sample in samples]
@@ -66,7 +67,11 @@ def test_neighbours_are_those_of_a_plain_search(run: Path, document: dict[str, A
                 assert found["class"] == dataset.classes[samples[n].label]
                 assert found["similarity"] == pytest.approx(float(map_HW.max()), rel=1e-3)
                 assert found["distance"] == pytest.approx(float(outputs[n].min_distance_BP[0, p]), abs=1e-4)
-                (box,) = match_boxes(model, map_HW[None])
+                half_y, half_x = (
+                    round(side / cells / 2) for side, cells in zip((height, width), map_HW.shape, strict=True)
+                )
+                ((x0, y0, x1, y1),) = activation_boxes(map_HW[None], (height, width))
+                box = max(0, x0 - half_x), max(0, y0 - half_y), min(width, x1 + half_x), min(height, y1 + half_y)
                 assert found["box"] == pytest.approx(prepared[n].views[0].to_file(box), abs=0.01)
 
 

@@ -26,7 +26,7 @@ from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.losses import Costs
 from likethat.training.parts import find_parts
 from likethat.training.plan import PlanEntry, set_learning_rates, set_mode
-from likethat.training.state import RunState, load_run_state, save_run_state
+from likethat.training.state import RunState, copy_run_state, load_run_state
 from likethat.training.wrap_step import TakeStep, wrap_step
 
 pytestmark = ON_GPU
@@ -138,7 +138,7 @@ def test_a_restored_optimiser_takes_recorded_steps_on(
     losses = take_steps(step, state, stage, config, range(5))
     run = tmp_path_factory.mktemp("run")
     course = Course(images, images, ("a", "b", "c"), config, run, "of the images", Display(quiet=True), StopFlag())
-    save_run_state(state, course)
+    copy_run_state(state, course)()
     resumed = make_state(config, images, "baseline")
     load_run_state(resumed, course)
     old, new = (its.optimizer_for(stage, config.train) for its in (state, resumed))

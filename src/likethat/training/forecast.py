@@ -10,7 +10,7 @@ import torch
 from likethat.config import Config, quick
 from likethat.progress import in_words
 from likethat.training.course import Course
-from likethat.training.plan import PlanEntry, make_plan
+from likethat.training.plan import PlanEntry, make_plan, renews_prototypes
 
 # Steps of a stage that say nothing about the others: on a GPU kernels are chosen, recorded or compiled in them.
 SETTLING, SETTLING_ON_GPU = 1, 4
@@ -26,8 +26,7 @@ def pictures_of(entry: PlanEntry, config: Config, train: int, val: int, classes:
     if entry.is_epoch:
         sights = 2 if entry.stage == "joint" and config.augment.flip > 0 else 1
         teacher = sights if settings.distillation and settings.has_baseline else 0
-        renewed = settings.tie and entry.epoch % settings.renew == 0
-        tied = min(train, classes * config.model.prototypes_per_class) if renewed else 0
+        tied = min(train, classes * config.model.prototypes_per_class) if renews_prototypes(entry, settings) else 0
         return ((3 if entry.stage == "joint" else 1) + teacher) * step + tied + val
     return {
         "parts": train,

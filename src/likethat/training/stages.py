@@ -28,7 +28,7 @@ from likethat.training.head import fit_head
 from likethat.training.last_layer import of_views, solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
 from likethat.training.parts import find_parts
-from likethat.training.plan import PlanEntry, title_of
+from likethat.training.plan import PlanEntry, renews_prototypes, title_of
 from likethat.training.project import project
 from likethat.training.state import RunState
 
@@ -43,8 +43,7 @@ def begin_epoch(state: RunState, entry: PlanEntry, train: Images, config: Config
 
     In between patches move towards them. Where they followed at once, all patches would become more and more alike.
     """
-    is_tied = config.train.tie and entry.stage != "baseline" and isinstance(state.model, ProtoPNet)
-    if is_tied and entry.epoch % config.train.renew == 0:
+    if isinstance(state.model, ProtoPNet) and renews_prototypes(entry, config.train):
         assert state.projection is not None
         with mixed_precision(train.device, state.protopnet.prototype_layer.similarity):
             embed_sources(state.protopnet, train, state.projection)

@@ -164,13 +164,9 @@ class Saver:
             self.save()
 
 
-def save_run_state(state: RunState, course: Course) -> None:
-    """Write one file, replaced as a whole; metrics.jsonl follows from it."""
-    copy_run_state(state, course)()
-
-
 def copy_run_state(state: RunState, course: Course) -> Callable[[], None]:
-    """Copy the state as it is now; return what writes the copy, whatever has become of the state by then."""
+    """Copy the state as it is now; return what writes the copy, whatever has become of the state by then: one file,
+    replaced as a whole, and metrics.jsonl, which follows from it."""
     tensors = with_prefix("totals", state.totals)
     for name, network in (("model", state.model), ("baseline", state.own_part_of_baseline())):
         if network is not None:
