@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from helpers.explain_run import BORDER, CELL_HW, MAP_HW, TO_STORED, TinyRun, grid_picture, make_run
 from PIL import Image
 
+from likethat.data.reading import workers
 from likethat.errors import UserError
 from likethat.explaining.draw.render import scaled
 from likethat.explaining.explanation import Options, explain, explain_batch
@@ -301,6 +303,17 @@ def test_prototypes_file_is_what_was_returned_and_old_pictures_go(run: TinyRun) 
     assert pictures == {name for p in run.prototypes for name in (p.crop, p.source)}
     assert run.prototypes[0].label == 0
     assert any(p.crop_to == (*BORDER, BORDER[0] + 5 * CELL_HW[1], BORDER[1] + 3 * CELL_HW[0]) for p in run.prototypes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_processes_draw_what_threads_draw(run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "MANY_LONG", 1)
+    other = make_run(tmp_path)
+    assert other.prototypes == run.prototypes
+    pictures = sorted(path.name for path in (run.path / "prototypes").iterdir())
+    assert pictures == sorted(path.name for path in (other.path / "prototypes").iterdir())
+    for name in pictures:
+        assert (run.path / "prototypes" / name).read_bytes() == (other.path / "prototypes" / name).read_bytes()
 
 
 def test_members_of_a_combined_classifier_add_their_points(run: TinyRun, tmp_path: Path) -> None:

@@ -293,12 +293,17 @@ class View:
 
 def to_input(image: Image.Image, box: Box | None, size_hw: tuple[int, int]) -> tuple[np.ndarray, View]:
     """Crop the upright RGB picture to `box` and resize it (antialiased bilinear, aspect not kept): (H, W, 3) uint8."""
-    crop = (0, 0, *image.size) if box is None else _pixel_box(box, image.size)
-    view = View(crop, size_hw, (image.height, image.width), image.info.get("orientation", 1))
+    view = view_of(image, box, size_hw)
     # Cropped first, because resize(box=...) lets pixels from outside the box bleed into its edges.
-    cropped = image if box is None else image.crop(crop)
+    cropped = image if box is None else image.crop(view.crop)
     resized = cropped.resize((size_hw[1], size_hw[0]), Image.Resampling.BILINEAR)
     return np.array(resized), view
+
+
+def view_of(image: Image.Image, box: Box | None, size_hw: tuple[int, int]) -> View:
+    """Return the way from an upright picture to the input that `to_input` makes of it."""
+    crop = (0, 0, *image.size) if box is None else _pixel_box(box, image.size)
+    return View(crop, size_hw, (image.height, image.width), image.info.get("orientation", 1))
 
 
 def _pixel_box(box: Box, size_wh: tuple[int, int]) -> tuple[int, int, int, int]:

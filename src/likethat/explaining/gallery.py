@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 
 import torch
-from PIL import Image
-from torch import Tensor
 
+from likethat.data.cache import decode_chunk
 from likethat.data.dataset import Sample
-from likethat.data.decode import Box, View, read_image, to_input
-from likethat.data.loaders import to_unit
-from likethat.data.reading.workers import map_in_threads
+from likethat.data.decode import Box, read_image, view_of
+from likethat.data.loaders import Images, hold
+from likethat.data.reading.workers import begin_many
 from likethat.errors import UserError
 from likethat.explaining.boxes import match_boxes, patch_box
 from likethat.explaining.draw.render import jpeg, seen_part, shrink
@@ -35,7 +34,6 @@ def save_prototypes(run: Path, prototypes: Sequence[Prototype]) -> None:
     _remove_others(run, prototypes)
 
 
-@torch.no_grad()
 def draw_prototypes(
     run: Path,
     model: ProtoPNet,
@@ -44,30 +42,49 @@ def draw_prototypes(
     root: Path,
     sha256: Mapping[str, str],
     classes: Sequence[str],
-    advance: Advance | None = None,
 ) -> list[Prototype]:
     """Write pictures of all prototypes into the folder `run`; return their facts. `samples` are training images."""
-    model.eval()
-    layer, size_hw = model.prototype_layer, model.backbone.input_size
+    pixel_NHW3 = decode_chunk(root, samples, model.backbone.input_size).pixels
+    images = hold(pixel_NHW3, tuple(samples), model.prototype_layer.class_P.device)
+    with begin_drawing(run, model, projection, images, samples, root, sha256, classes) as drawn:
+        return in_order(drawn, len(projection.image_P))
+
+
+@contextmanager
+def begin_drawing(
+    run: Path,
+    model: ProtoPNet,
+    projection: Projection,
+    images: Images,
+    samples: Sequence[Sample],
+    root: Path,
+    sha256: Mapping[str, str],
+    classes: Sequence[str],
+) -> Iterator[Iterator[list[Prototype]]]:
+    """Begin to write pictures of all prototypes into the folder `run`, by other processes where there are many, and
+    provide their facts picture by picture. `images` are the `samples` as the network sees them."""
+    size_hw = model.backbone.input_size
     of_image: dict[int, list[int]] = {}
     for p, image in enumerate(projection.image_P.tolist()):
         of_image.setdefault(image, []).append(p)
     names = source_names((sha256[samples[image].path], samples[image].box) for image in of_image)
-    columns = (layer.class_P, projection.row_P, projection.column_P, projection.moved_P)
+    columns = (model.prototype_layer.class_P, projection.row_P, projection.column_P, projection.moved_P)
     facts_P = list(zip(*(column.tolist() for column in columns), strict=True))
+    cell_P = [patch_box(model, row, column) for _, row, column, _ in facts_P]
+    box_P = cell_P if model.backbone.windows is not None else _locate(model, images, of_image)
     (run / layout.PICTURES).mkdir(parents=True, exist_ok=True)
 
-    def draw(image: int, read: tuple[Image.Image, Tensor, View], boxes: Sequence[Box]) -> list[Prototype]:
-        sample, mine, (upright, _, view) = samples[image], of_image[image], read
+    def draw(image: int) -> list[Prototype]:
+        sample = samples[image]
+        upright = read_image(root / sample.path, value_range=sample.value_range)
+        view = view_of(upright, sample.box, size_hw)
         source = shrink(seen_part(upright, view), SOURCE_SIDE)
         scale_x, scale_y = source.width / size_hw[1], source.height / size_hw[0]
         name = names[sha256[sample.path], sample.box]
         _write(run / name, jpeg(source))
         drawn = []
-        for p, box in zip(mine, boxes, strict=True):
-            label, row, column, moved = facts_P[p]
-            cell = patch_box(model, row, column)
-            box = box if model.backbone.windows is None else cell
+        for p in of_image[image]:
+            (label, row, column, moved), box = facts_P[p], box_P[p]
             prototype = Prototype(
                 id=p,
                 label=label,
@@ -76,7 +93,7 @@ def draw_prototypes(
                 sha256=sha256[sample.path],
                 row=row,
                 column=column,
-                cell=view.to_file(cell),
+                cell=view.to_file(cell_P[p]),
                 box=view.to_file(box),
                 crop_to=sample.box,
                 moved=moved,
@@ -89,28 +106,34 @@ def draw_prototypes(
             drawn.append(prototype)
         return drawn
 
-    prototypes: list[Prototype] = []
-    images = list(of_image)
-    for start in range(0, len(images), BATCH):
-        batch = images[start : start + BATCH]
-        read_B = list(map_in_threads(lambda image: _read(root, samples[image], size_hw), batch))
-        x_B3HW = to_unit(torch.stack([pixels for _, pixels, _ in read_B]).to(layer.class_P.device))
-        output = model(x_B3HW)
+    with begin_many(draw, list(of_image)) as found:
+        yield found
+
+
+@torch.no_grad()
+def _locate(model: ProtoPNet, images: Images, of_image: Mapping[int, Sequence[int]]) -> list[Box]:
+    """Return the box around what each prototype activates most in the image that it comes from."""
+    model.eval()
+    box_of: dict[int, Box] = {}
+    numbers = list(of_image)
+    for start in range(0, len(numbers), BATCH):
+        batch = numbers[start : start + BATCH]
+        output = model(images.batch(torch.tensor(batch))[0])
         places = [(number, p) for number, image in enumerate(batch) for p in of_image[image]]
-        number_p, drawn_p = torch.tensor(places, device=layer.class_P.device).T
-        boxes = iter(match_boxes(model, output.of_distance(output.distance_BPHW[number_p, drawn_p])))
-        boxes_B = [list(islice(boxes, len(of_image[image]))) for image in batch]
-        for drawn in map_in_threads(lambda one: draw(*one), zip(batch, read_B, boxes_B, strict=True)):
-            prototypes += drawn
+        number_p, drawn_p = torch.tensor(places, device=images.device).T
+        boxes = match_boxes(model, output.of_distance(output.distance_BPHW[number_p, drawn_p]))
+        box_of |= dict(zip((p for _, p in places), boxes, strict=True))
+    return [box_of[p] for p in range(len(box_of))]
+
+
+def in_order(drawn: Iterable[Sequence[Prototype]], total: int, advance: Advance | None = None) -> list[Prototype]:
+    """Wait until the pictures of all prototypes are written; return the facts about these by their numbers."""
+    prototypes: list[Prototype] = []
+    for of_picture in drawn:
+        prototypes += of_picture
         if advance:
-            advance(min(start + BATCH, len(images)), len(images))
+            advance(len(prototypes), total)
     return sorted(prototypes, key=lambda prototype: prototype.id)
-
-
-def _read(root: Path, sample: Sample, size_hw: tuple[int, int]) -> tuple[Image.Image, Tensor, View]:
-    upright = read_image(root / sample.path, value_range=sample.value_range)
-    pixels, view = to_input(upright, sample.box, size_hw)
-    return upright, torch.from_numpy(pixels).permute(2, 0, 1), view
 
 
 def source_names(pictures: Iterable[tuple[str, Box | None]]) -> dict[tuple[str, Box | None], str]:

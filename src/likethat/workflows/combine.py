@@ -160,7 +160,7 @@ def _evaluate(
         line["accuracy"] = accuracy(logits[-1].cpu(), label_N)
     val_NK = _validation_logits(combined, dataset, data, display)
     looks = max(count_looks(layout.read_metrics(member.path)) for member in members)
-    _, evaluation = conclude(run, [document], dataset, torch.stack(logits).sum(0), val_NK, looks)
+    evaluation = conclude(run, [document], dataset, torch.stack(logits).sum(0), val_NK, looks)
     return {**document, "test": evaluation.to_dict()}
 
 

@@ -250,7 +250,7 @@ def _write(target: Path, run: Path, pruned: Sequence[Pruned], asked: dict[str, A
         write_text(target / layout.PATH, draw_path(asked["path"], asked["chosen"], asked["budget"]))
     logits_NK = torch.stack([part.logits("test") for part in pruned]).sum(0)
     val_NK = torch.stack([part.logits("val") for part in pruned]).sum(0)
-    _, evaluation = conclude(target, metrics, pruned[0].member.dataset, logits_NK, val_NK)
+    evaluation = conclude(target, metrics, pruned[0].member.dataset, logits_NK, val_NK)
     return {**line, "test": {**evaluation.to_dict(), "looks": 1 + count_looks(metrics)}}
 
 
@@ -262,6 +262,6 @@ def _conclude_members(target: Path, run: Path, pruned: Sequence[Pruned], asked: 
     folders = layout.read_record(run).member_folders()
     for entry, folder, part in zip(old["members"], folders, pruned, strict=True):
         metrics = [*layout.read_metrics(run / folder), _describe([part], alone)]
-        _, evaluation = conclude(target / folder, metrics, part.member.dataset, part.logits("test"), part.logits("val"))
+        evaluation = conclude(target / folder, metrics, part.member.dataset, part.logits("test"), part.logits("val"))
         members.append({**entry, "prototypes": len(part.keep_p), "accuracy": evaluation.accuracy})
     return {**old, "members": members}

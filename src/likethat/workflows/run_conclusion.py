@@ -34,24 +34,31 @@ def conclude(
     logits_NK: Tensor,
     val_NK: Tensor | None,
     looks: int | None = None,
-) -> tuple[Classifier, Evaluation]:
+    classifier: Classifier | None = None,
+) -> Evaluation:
     """Write calibration, test accuracy, images.csv, metrics.jsonl, report and manifest of a run that has its model.
 
     `logits_NK` are those of the test images, `val_NK` those of the validation images, if there are any that no network
     of the run was trained on. `looks` says how often test images have been judged before, if `metrics` do not say all.
+    `classifier` is the run's, where it is in memory; it is given its calibration.
     """
+    calibration = None
     if val_NK is not None and len(val_NK):
-        write_calibration(run, fit_calibration(val_NK, torch.tensor([sample.label for sample in dataset.val])))
+        calibration = fit_calibration(val_NK, torch.tensor([sample.label for sample in dataset.val]))
+        write_calibration(run, calibration)
     label_N = torch.tensor([sample.label for sample in dataset.test], device=logits_NK.device)
     evaluation = evaluate_logits(logits_NK, label_N, dataset.classes, "test")
     looks = 1 + (count_looks(metrics) if looks is None else looks)
     write_metrics(run, [*metrics, {"stage": "test", "looks": looks, **evaluation.to_dict()}])
-    classifier = load(run, str(logits_NK.device))
+    if classifier is None:
+        classifier = load(run, str(logits_NK.device))
+    else:
+        classifier.calibration = calibration
     judged = report_images(run, classifier, dataset.root, dataset.test, logits_NK, evaluation)
     others = judge("val", dataset.val, dataset.classes, val_NK), judge("train", dataset.train, dataset.classes, None)
     write_judged(run / layout.IMAGES, chain(judged, *others))
     write_manifest(run)
-    return classifier, evaluation
+    return evaluation
 
 
 def report_images(

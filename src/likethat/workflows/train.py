@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from likethat.config import AUTO_WIDTH, Config, resolve
+from likethat.data.formats import stated_range
 from likethat.data.loaders import image_weights
 from likethat.distributed import barrier, is_main_process
 from likethat.errors import UserError
-from likethat.explaining.gallery import draw_prototypes, save_prototypes
+from likethat.explaining.gallery import begin_drawing, in_order, save_prototypes
 from likethat.inference.passes import classify_images, latents_of, logits_by, measure, own_batches_of
 from likethat.models.backbone import place
 from likethat.models.baseline import BaselineClassifier
@@ -44,6 +47,7 @@ from likethat.workflows.run_setup import (
     with_weights,
 )
 
+PICTURES = "pictures of prototypes"
 COARSE = 7  # rows and columns of a map, below which boxes hold much besides the part
 
 
@@ -150,8 +154,36 @@ def _describe(prepared: PreparedRun, model: ProtoPNet, device: torch.device, dis
 def finish(out: Path, model: ProtoPNet, state: RunState, prepared: PreparedRun, display: Display) -> Classifier:
     """Write model, prototypes, test accuracy (looked at here for the first and only time) and report."""
     assert state.best_projection is not None
-    dataset, test = prepared.dataset, prepared.images["test"]
-    layer = model.prototype_layer
+    dataset, train_images = prepared.dataset, prepared.images["train"]
+    with ExitStack() as stack:
+        if is_main_process():
+            sources = (train_images, dataset.train, dataset.root, prepared.sha256, dataset.classes)
+            with display.task(PICTURES):  # which are drawn while the network looks at the test images
+                drawn = stack.enter_context(begin_drawing(out, model, state.best_projection, *sources))
+        logits_NK, val_NK, metrics = judge_images(model, state, prepared, display)
+        if not is_main_process():
+            barrier()
+            return load(out, str(train_images.device))
+        save_tensors(out / layout.MODEL, model.state_dict())
+        with display.task(PICTURES) as advance:
+            prototypes = in_order(drawn, len(model.prototype_layer.class_P), advance)
+            save_prototypes(out, prototypes)
+    write_pairs(out / layout.NEAR_DUPLICATES, dataset, prepared.near_duplicates)
+    value_range = stated_range(prepared.config)
+    classifier = Classifier(out, dataset.classes, [model], prototypes, value_range=value_range)
+    evaluation = conclude(out, metrics, dataset, logits_NK, val_NK, classifier=classifier)
+    layout.drop_checkpoints(out)
+    barrier()
+    display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
+    return classifier
+
+
+def judge_images(
+    model: ProtoPNet, state: RunState, prepared: PreparedRun, display: Display
+) -> tuple[Tensor, Tensor, list[dict[str, Any]]]:
+    """Return the logits of the test and of the validation images, and the run's records with what projection did to the
+    accuracy on test images."""
+    test, layer = prepared.images["test"], model.prototype_layer
     heads = [(layer, model.last_layer.weight)]
     if state.best_unsolved_KP is not None:
         # For reading only: what projection and last layer did to the accuracy, which the run told on validation images.
@@ -166,16 +198,4 @@ def finish(out: Path, model: ProtoPNet, state: RunState, prepared: PreparedRun, 
     if unsolved:
         measured = [measure(unsolved_NK, test.label_N) for unsolved_NK in unsolved]
         metrics = [*metrics, {"stage": "test_projection", "before": measured[0], "after": measured[1]}]
-    if not is_main_process():
-        barrier()
-        return load(out, str(test.device))
-    save_tensors(out / layout.MODEL, model.state_dict())
-    sources = (dataset.train, dataset.root, prepared.sha256, dataset.classes)
-    with display.task("pictures of prototypes") as advance:
-        save_prototypes(out, draw_prototypes(out, model, state.best_projection, *sources, advance))
-    write_pairs(out / layout.NEAR_DUPLICATES, dataset, prepared.near_duplicates)
-    classifier, evaluation = conclude(out, metrics, dataset, logits_NK, val_NK)
-    layout.drop_checkpoints(out)
-    barrier()
-    display.line(f"test accuracy {evaluation.accuracy:.1%} on {evaluation.images} images")
-    return classifier
+    return logits_NK, val_NK, metrics

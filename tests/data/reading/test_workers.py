@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from likethat.data.reading import workers
-from likethat.data.reading.workers import map_in_threads, map_many, shared_array
+from likethat.data.reading.workers import begin_many, map_in_threads, map_many, shared_array
 from likethat.errors import UserError
 
 forked = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
@@ -105,3 +105,51 @@ def test_nobody_works_on_when_nobody_asks() -> None:
     with closing(in_processes(work, range(2000), 2)) as found:
         assert next(found) == 0
     assert done_N.sum() < 4 * workers.TOGETHER  # which were asked for
+
+
+@pytest.fixture(params=["threads", pytest.param("processes", marks=forked)])
+def _worked_on_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "MANY_LONG", 1 if request.param == "processes" else 10**9)
+
+
+@pytest.mark.usefixtures("_worked_on_by")
+def test_work_is_begun_before_anybody_asks_for_it() -> None:
+    done_N = shared_array((50,))
+
+    def work(item: int) -> int:
+        done_N[item] = 1
+        return -item
+
+    with begin_many(work, range(50)) as found:
+        deadline = time.monotonic() + 30
+        while not done_N.all():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert list(found) == [-item for item in range(50)]
+    with begin_many(work, []) as found:
+        assert list(found) == []
+
+
+@pytest.mark.usefixtures("_worked_on_by")
+def test_begun_work_ends_with_the_block_and_passes_errors_on() -> None:
+    done_N = shared_array((2000,))
+
+    def work(item: int) -> None:
+        time.sleep(0.03)
+        done_N[item] = 1
+
+    with pytest.raises(KeyError), begin_many(work, range(2000)):
+        raise KeyError
+    assert done_N.sum() < 2000 / 4
+    with pytest.raises(UserError, match="mend it"), begin_many(partial(_refuse, 70), range(100)) as found:
+        list(found)
+
+
+@forked
+def test_a_killed_process_ends_begun_work_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "MANY_LONG", 1)
+    with (
+        pytest.raises(UserError, match="A process that reads pictures was killed"),
+        begin_many(lambda _: os.kill(os.getpid(), signal.SIGKILL), range(50)) as found,
+    ):
+        list(found)

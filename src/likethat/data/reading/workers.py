@@ -13,9 +13,10 @@ import mmap
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import count, islice
 from math import prod
 from multiprocessing import get_context
@@ -32,6 +33,7 @@ Result = TypeVar("Result")
 TOGETHER = 16  # items that a process works on before it is asked again
 UNDER_WAY = 2 * TOGETHER  # items for each worker that are at work or done, at most, and not yet asked for
 MANY = 2048  # items from which on processes are worth their start
+FEW, MANY_LONG = 4, 256  # the same of items that take long each
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -71,17 +73,39 @@ def map_many(
     if total < MANY or sys.platform != "linux":
         yield from map_in_threads(function, items, workers)
         return
-    number, stop, rest = next(_numbers), mmap.mmap(-1, 1), iter(items)
-    _tasks[number] = function, stop
-    under_way: deque[Future[list[Result]]] = deque()
-    pool = ProcessPoolExecutor(workers, get_context("fork"), _outlive_nobody)
-    try:
+    rest, under_way = iter(items), deque[Future[list[Result]]]()
+    with _at_work(function, workers, by_processes=True) as submit:
         while group := list(islice(rest, TOGETHER)):
-            under_way.append(pool.submit(_work, number, group))
+            under_way.append(submit(group))
             if len(under_way) * TOGETHER == workers * UNDER_WAY:
                 yield from under_way.popleft().result()
         while under_way:
             yield from under_way.popleft().result()
+
+
+@contextmanager
+def begin_many(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Iterator[Result]]:
+    """Begin to work on all items, each of which takes long, and provide the results in order: the block may do other
+    things before it asks for them. Who works, and what they must not do, is as with `map_many`; after the block nobody
+    works on."""
+    by_processes = len(items) >= MANY_LONG and sys.platform == "linux"
+    with _at_work(function, usable_processors(), by_processes=by_processes) as submit:
+        under_way = [submit(items[start : start + FEW]) for start in range(0, len(items), FEW)]
+        yield (result for future in under_way for result in future.result())
+
+
+@contextmanager
+def _at_work(
+    function: Callable[[Item], Result], workers: int, *, by_processes: bool
+) -> Iterator[Callable[[Sequence[Item]], Future[list[Result]]]]:
+    """Provide what gives a group of items to threads, or to processes that are forked when the first is given."""
+    number, stop = next(_numbers), mmap.mmap(-1, 1)
+    _tasks[number] = function, stop
+    pool: Executor = ThreadPoolExecutor(workers)
+    if by_processes:
+        pool = ProcessPoolExecutor(workers, get_context("fork"), _outlive_nobody)
+    try:
+        yield lambda group: pool.submit(_work, number, group)
     except BrokenProcessPool as error:
         raise UserError(
             "A process that reads pictures was killed, perhaps for want of memory; start the same command again."
@@ -106,7 +130,7 @@ def _outlive_nobody() -> None:
     gc.freeze()  # what was inherited is never freed here, least of all tensors of a GPU
 
 
-def _work(task: int, group: list[Any]) -> list[Any]:
+def _work(task: int, group: Sequence[Any]) -> list[Any]:
     """Work on the items of a group until nobody wants them any longer."""
     function, stop = _tasks[task]
     return [function(item) for item in group if not stop[0]]

@@ -210,7 +210,7 @@ class Editor:
             logits_NK = logits_of(classifier, self.dataset.root, self.dataset.test, display or Display(quiet=True))
             val_NK = self._workshop.validation_logits(self.state.columns, weight_KP)
             metrics = [*layout.read_metrics(run), line := self._line()]
-            _, evaluation = conclude(target, metrics, self.dataset, logits_NK, val_NK, self._looks)
+            evaluation = conclude(target, metrics, self.dataset, logits_NK, val_NK, self._looks)
         self._looks += 1
         line["test"] = {**evaluation.to_dict(), "looks": self._looks}
         return {**line, "edits": [edit.to_dict() for edit in self.history]}
