@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from likethat.data.reading.workers import map_in_threads
 from likethat.metrics.figure import NORMAL_QUANTILE, RESAMPLES, wilson_interval
 
 Interval = tuple[float, float]
@@ -78,7 +79,11 @@ def balanced_figures(logits_NK: Tensor, label_N: Tensor, classes: Sequence[str])
     label, guess = label_N.cpu().numpy(), log_NK.argmax(1)
     count_KK = np.zeros((len(classes), len(classes)), np.int64)  # true class, predicted class
     np.add.at(count_KK, (label, guess), 1)
-    found = tuple(_class_figures(name, k, log_NK[:, k], label == k, count_KK) for k, name in enumerate(classes))
+
+    def figures_of(k: int) -> ClassFigures:
+        return _class_figures(classes[k], k, log_NK[:, k], label == k, count_KK)
+
+    found = tuple(map_in_threads(figures_of, range(len(classes))))  # which sort all pictures, each
     return BalancedFigures(
         _balanced_accuracy(count_KK),
         _macro_f1(count_KK),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from likethat.data.files import digest_file
+from likethat.data.reading.workers import map_in_threads
 from likethat.runs import layout
 from likethat.runs.atomic_files import unreadable, write_json
 from likethat.runs.schema import read_document
@@ -35,7 +36,9 @@ LATER = (
 
 def write_manifest(run: Path) -> None:
     """Write the digests of a run that is complete."""
-    _write(run, {name: _digest(run / name) for name in _files_of(run)})
+    names = list(_files_of(run))
+    digests = map_in_threads(lambda name: _digest(run / name), names)
+    _write(run, dict(zip(names, digests, strict=True)))
 
 
 def update_manifest(run: Path, *names: str) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from likethat.data.decode import Box
-from likethat.explaining.draw.page import MOST_ROWS
-from likethat.explaining.draw.pictures import Pictures, data_uri
+from likethat.explaining.draw.pictures import MOST_ROWS, Pictures, data_uri
 from likethat.explaining.draw.render import jpeg, shrink
 from likethat.explaining.explanation import Explanation, Options, explain_batch
 from likethat.explaining.gallery import CROP_SIDE

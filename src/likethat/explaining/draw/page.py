@@ -12,12 +12,10 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from likethat import __version__
 from likethat.explaining.attribution import TITLES
 from likethat.explaining.boxes import SEEN_ALONE
-from likethat.explaining.draw.pictures import Pictures
+from likethat.explaining.draw.pictures import MOST_ROWS, Pictures
 from likethat.explaining.scoring import ScoredPicture
 from likethat.runs.atomic_files import atomic_path
 from likethat.runs.looks import nth_time
-
-MOST_ROWS = 10  # of a scoring sheet; the others are summed in one line
 
 
 @cache

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from likethat.data.decode import Box
+from likethat.data.reading.workers import map_in_threads
 from likethat.explaining.draw.heat import heat_layer
 from likethat.explaining.draw.render import encode, jpeg, read_jpeg, scaled, shrink
 from likethat.explaining.matches import Match
 from likethat.explaining.scoring import ScoredPicture
 
 QUERY_SIDE = 320  # pixels of the explained picture
+MOST_ROWS = 10  # of a scoring sheet; the others are summed in one line
 HEAT_SIDE = 56  # of a heat map, which is smooth and so small; the browser enlarges it
 
 
@@ -93,6 +96,19 @@ class Pictures:
         if key not in self.heats:
             self.heats[key] = match, _heat(match.map_HW, drawing.picture, self.colours)
         return replace(drawing, label="activation map", box=None, heat=self.heats[key][1])
+
+    def draw_heats(self, explanation: ScoredPicture) -> None:
+        """Draw ahead, by threads, the heat maps that a page shows: most of its time goes into them."""
+        picture, shown = self.of_explanation(explanation), {id(match): match for match in _shown_matches(explanation)}
+        heats = map_in_threads(lambda match: _heat(match.map_HW, picture, self.colours), shown.values())
+        self.heats |= {key: (match, heat) for (key, match), heat in zip(shown.items(), heats, strict=True)}
+
+
+def _shown_matches(explanation: ScoredPicture) -> Iterator[Match]:
+    """Yield what the scoring sheets of a page show of a picture; several may show the same."""
+    for sheet in explanation.sheets:
+        for group in sheet.main_groups(MOST_ROWS)[0]:
+            yield from (row.match for row in group.rows)
 
 
 def _heat(map_HW: Tensor, picture: Picture, colours: str) -> str:
