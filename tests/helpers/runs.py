@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -39,43 +40,52 @@ def likethat(
 
     The process is forked off one that has loaded torch already, which takes longer than most of these commands.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        files = [str(Path(folder, name)) for name in ("stdout", "stderr")]
-        process = forked_command(list(map(str, arguments)), files, before)
-        process.join()
-        done = subprocess.CompletedProcess(
-            list(map(str, arguments)),
-            process.exitcode or 0,
-            *(Path(file).read_text(encoding="utf-8") for file in files),
-        )
+    command = list(map(str, arguments))
+    (done,) = in_processes(partial(_command, command, before), {})
+    done.args = command
     assert check is None or done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
 
+def in_processes(work: Callable[[], int], *more: Mapping[str, str]) -> list[subprocess.CompletedProcess[str]]:
+    """Do the work in several processes at a time, each with more variables in its environment; `work` returns their
+    exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [[str(Path(folder, f"{name}{number}")) for name in ("out", "err")] for number in range(len(more))]
+        processes = [_forked(work, *each) for each in zip(files, more, strict=True)]
+        for process in processes:
+            process.join()
+        said = [[Path(file).read_text(encoding="utf-8") for file in pair] for pair in files]
+    codes = [process.exitcode or 0 for process in processes]
+    return [subprocess.CompletedProcess([], code, *pair) for code, pair in zip(codes, said, strict=True)]
+
+
 def forked_command(command: list[str], files: list[str], before: Callable[[], object] | None) -> BaseProcess:
     """Begin a command whose stdout and stderr go to these files."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = _LOADED.Process(target=_command, args=(command, files, environment, os.getcwd(), before))
+    return _forked(partial(_command, command, before), files, {})
+
+
+def _command(command: list[str], before: Callable[[], object] | None) -> int:
+    if before is not None:
+        before()
+    return main(command)
+
+
+def _forked(work: Callable[[], int], files: list[str], more: Mapping[str, str]) -> BaseProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    process = _LOADED.Process(target=_become, args=(work, files, environment, os.getcwd()))
     process.start()
     return process
 
 
-def _command(
-    arguments: list[str],
-    files: list[str],
-    environment: dict[str, str],
-    folder: str,
-    before: Callable[[], object] | None,
-) -> None:
+def _become(work: Callable[[], int], files: list[str], environment: dict[str, str], folder: str) -> None:
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
     torch.set_num_threads(1)  # loaded before the environment was this one
-    if before is not None:
-        before()
     try:
-        sys.exit(main(arguments))
+        sys.exit(work())
     finally:
         atexit._run_exitfuncs()
