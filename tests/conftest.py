@@ -42,6 +42,16 @@ def pytest_report_header() -> str | None:
     return f"tests of the served page are left out: {', '.join(MISSING)} not installed" if MISSING else None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _made_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One folder for all workers, each of which has its own temporary folder in one that is this session's."""
+    from helpers import runs
+
+    own = tmp_path_factory.getbasetemp()
+    runs.made_once_in = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "made-once"
+    runs.made_once_in.mkdir(exist_ok=True)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,9 +16,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from likethat.cli.parser import main
 from likethat.data.synthetic.field_guide import make_birds
+from likethat.runs import layout
+from likethat.runs.atomic_files import read_json, write_json
+from likethat.runs.manifest import write_manifest
+
+made_once_in: Path | None = None  # a folder of all processes of a test session; conftest.py says which
 
 _LOADED = multiprocessing.get_context("forkserver")
 _LOADED.set_forkserver_preload(["likethat.workflows.train"])
@@ -25,11 +33,42 @@ _LOADED.set_forkserver_preload(["likethat.workflows.train"])
 TINY = """--backbone test_resnet --weights none --latent-width 16 --input-size 64 --batch-size 8 --device cpu
     --prototypes-per-class 3""".split()
 DEFAULT = [*TINY, *"--baseline-epochs 2 --joint-epochs 2,1".split()]
+QUICK = [*TINY, "--preset", "quick"]
 PAPER = [*TINY, *"--preset paper --views 2 --last-layer-views 1 --warm-epochs 1 --joint-epochs 1,1".split()]
 
 
 def make_tiny_birds(folder: Path, seed: int = 0) -> Path:
-    make_birds(folder, species=3, train=6, val=3, test=3, size=64, seed=seed)
+    """Make the birds at this place, copied from where they were drawn first."""
+    draw = partial(make_birds, species=3, train=6, val=3, test=3, size=64, seed=seed)
+    shutil.copytree(made_once(f"birds{seed}", draw), folder)
+    return folder
+
+
+def make_tiny_run(folder: Path, options: list[str] = DEFAULT) -> Path:
+    """Make `birds` and a finished `run` in this folder, the files being those that training leaves at this place. It is
+    trained once for all tests that want such a run and do not ask how it came about."""
+
+    def train(place: Path) -> None:
+        likethat("train", make_tiny_birds(place / "birds"), "--out", place / "run", *options)
+
+    shutil.copytree(made_once(hashlib.sha256(repr(options).encode()).hexdigest(), train), folder, dirs_exist_ok=True)
+    run = folder / "run"
+    document = read_json(run / layout.CONFIG)
+    document["data"]["root"] = str(folder / "birds")
+    write_json(run / layout.CONFIG, document)
+    write_manifest(run)
+    return run
+
+
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that the first process of this test session to want it has made. It is copied, never changed."""
+    assert made_once_in is not None
+    folder = made_once_in / name
+    with FileLock(made_once_in / f"{name}.lock"):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=made_once_in) as scratch:
+                make(Path(scratch, name))
+                Path(scratch, name).rename(folder)
     return folder
 
 
