@@ -27,10 +27,11 @@ for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "T
 for name in ("NO_PROXY", "no_proxy"):  # servers of tests are on this machine
     os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
 
-# Files that take half a minute of a core or more, the longest first. Two processes share the files: were such a one the
-# last, the other would wait for it.
-LONGEST = """test_train test_distributed test_resume test_reproduce test_edit test_export test_trust test_quick
-    test_interpretability test_withdraw test_pages test_page test_quickstart test_attribution test_atlas""".split()
+# Files that take a quarter of a minute of a core or more, the longest first. Few processes share the files: were such a
+# one the last, the others would wait for it.
+LONGEST = """test_distributed test_resume test_train test_reproduce test_quickstart test_export test_compile
+    test_attribution test_interpretability test_audit test_bench test_pressure test_windowed_run test_calibration
+    test_wheel test_edit""".split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
