@@ -2,6 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Bytecode is kept, and nowhere but in .venv: pip compiles nothing, and to load torch and timm from source takes 10 s of a core
+# instead of 4, in every process. Some images of Python say that none is written.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test pytest test-gpu browser lint docs benchmarks clean
 
 .venv/installed: pyproject.toml

@@ -27,10 +27,11 @@ for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "T
 for name in ("NO_PROXY", "no_proxy"):  # servers of tests are on this machine
     os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
 
-# Files that take half a minute of a core or more, the longest first. Two processes share the files: were such a one the
-# last, the other would wait for it.
-LONGEST = """test_train test_distributed test_resume test_reproduce test_edit test_export test_trust test_quick
-    test_interpretability test_withdraw test_pages test_page test_quickstart test_attribution test_atlas""".split()
+# Files that take a quarter of a minute of a core or more, the longest first. Few processes share the files: were such a
+# one the last, the others would wait for it.
+LONGEST = """test_distributed test_resume test_train test_reproduce test_quickstart test_export test_compile
+    test_attribution test_interpretability test_audit test_bench test_pressure test_windowed_run test_calibration
+    test_wheel test_edit""".split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,6 +41,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_report_header() -> str | None:
     return f"tests of the served page are left out: {', '.join(MISSING)} not installed" if MISSING else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _made_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One folder for all workers, each of which has its own temporary folder in one that is this session's."""
+    from helpers import runs
+
+    own = tmp_path_factory.getbasetemp()
+    runs.made_once_in = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "made-once"
+    runs.made_once_in.mkdir(exist_ok=True)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +21,15 @@ import pytest
 import torch
 from helpers import distributed_case
 from helpers.interrupted import signalled
-from helpers.runs import TINY, likethat
+from helpers.runs import TINY, in_processes, likethat
+from torch.distributed import TCPStore
 
+from likethat.cli.parser import main
 from likethat.data.cache import decode_samples, load_dataset
 from likethat.data.formats import open_dataset
 from likethat.data.synthetic.field_guide import make_birds
 from likethat.runs.atomic_files import load_tensors, save_tensors
 
-CASE = Path(__file__).parent / "helpers" / "distributed_case.py"
 OPTIONS = [*TINY, *"--batch-size 9 --baseline-epochs 2 --joint-epochs 1,1".split()]
 
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -47,16 +50,6 @@ def deadly(run_state, its_stage, *rest):
 loop.batch_costs = deadly
 from likethat.cli.parser import main
 sys.exit(main(sys.argv[3:]))
-"""
-
-# Runs commands one after another, and keeps what each process says to each.
-COMMANDS = """
-import contextlib, json, os, sys
-from pathlib import Path
-from likethat.cli.parser import main
-for name, command in json.loads(sys.argv[2]).items():
-    with Path(sys.argv[1], name + os.environ["RANK"]).open("w") as said, contextlib.redirect_stdout(said):
-        assert main(command) == 0
 """
 
 # Reads images into one file; the second process ends by SIGKILL after so many of its share, or all go on to the end.
@@ -97,6 +90,20 @@ def torchrun(*arguments: object, check: bool = True, restarts: int = 0) -> subpr
     return done
 
 
+def in_two(work: Callable[[], int]) -> list[str]:
+    """Do the work in two processes that are told what torchrun tells its own; give what each says.
+
+    They are forked off one that has loaded torch. Where torchrun itself has a part in it, it is there."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    told |= {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    each = [{name: str(value) for name, value in {**told, "RANK": n, "LOCAL_RANK": n}.items()} for n in range(2)]
+    done = in_processes(work, *each)
+    for process in done:
+        assert process.returncode == 0, f"{process.stdout}\n{process.stderr}"
+    return [process.stdout for process in done]
+
+
 @pytest.fixture(scope="module")
 def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Enough pictures that both processes get some of the training and test images, and one all for validation."""
@@ -117,14 +124,14 @@ def run(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def together(run: Path, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two processes have evaluated the run, drawn its atlas and predicted: with what they said and made."""
     folder, made = tmp_path_factory.mktemp("together"), tmp_path_factory.mktemp("made")
-    script = tmp_path_factory.mktemp("script") / "commands.py"
-    script.write_text(COMMANDS)
     commands = {
         "evaluate": ["evaluate", str(run), "--json"],
         "atlas": ["atlas", str(run), "--out", str(made / "atlas")],
         "predict": ["predict", str(run), str(birds), "--out", str(made / "answers.csv")],
     }
-    torchrun(script, folder, json.dumps({name: [*words, "--device", "cpu"] for name, words in commands.items()}))
+    for name, words in commands.items():
+        for number, said in enumerate(in_two(partial(main, [*words, "--device", "cpu"]))):
+            (folder / f"{name}{number}").write_text(said)
     assert sorted(path.name for path in made.iterdir()) == ["answers.csv", "atlas"]
     for path in made.iterdir():
         path.rename(folder / path.name)
@@ -133,12 +140,12 @@ def together(run: Path, birds: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], ...]:
-    """Of one process and of two, what distributed_case.py computes."""
+    """Of one process and of two, what distributed_case computes."""
     folder, threads = tmp_path_factory.mktemp("case"), torch.get_num_threads()
     torch.set_num_threads(1)  # as each of the two has
     save_tensors(folder / "one.safetensors", distributed_case.work(folder / "one.scores"))
     torch.set_num_threads(threads)
-    torchrun(CASE, folder / "two.safetensors")
+    in_two(partial(distributed_case.save, folder / "two.safetensors"))
     return tuple(load_tensors(folder / f"{name}.safetensors")[0] for name in ("one", "two"))
 
 

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from helpers.runs import TINY, likethat
+from helpers.runs import QUICK, likethat
 
 from likethat.data.synthetic.field_guide import make_birds
 
@@ -24,7 +24,7 @@ def run_commands(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> li
         if command[:2] == ["data", "synth"]:
             continue
         if command[0] == "train":  # what the page says goes before what makes it fast
-            command = [*command[:2], *TINY, "--preset", "quick", *command[2:], "--input-size", "64"]
+            command = [*command[:2], *QUICK, *command[2:], "--input-size", "64"]
         likethat(*command)
     return [command[0] for command in commands]
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from helpers.runs import DEFAULT, likethat, make_tiny_birds
+from helpers.runs import make_tiny_run
 from PIL import Image
 
 import likethat as package
@@ -23,9 +23,7 @@ from likethat.explaining.files import explain_files, sheet_names
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("explain")
-    likethat("train", make_tiny_birds(folder / "birds"), "--out", folder / "run", *DEFAULT)
-    return folder / "run"
+    return make_tiny_run(tmp_path_factory.mktemp("explain"))
 
 
 @pytest.fixture(scope="module")

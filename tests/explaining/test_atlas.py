@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.browser import chromium
-from helpers.runs import DEFAULT, likethat, make_tiny_birds
+from helpers.runs import make_tiny_run
 from helpers.tiny import tiny_model
 from PIL import Image
 
@@ -34,9 +34,7 @@ K = 4
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("atlas")
-    likethat("train", make_tiny_birds(folder / "birds"), "--out", folder / "run", *DEFAULT)
-    return folder / "run"
+    return make_tiny_run(tmp_path_factory.mktemp("atlas"))
 
 
 @pytest.fixture(scope="module")

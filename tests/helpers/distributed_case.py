@@ -1,11 +1,7 @@
-"""What several processes must compute as one does. Started alone or by torchrun; the main process saves its results.
-
-python distributed_case.py OUT.safetensors
-"""
+"""What several processes must compute as one does, be it one or several that work at it."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,8 +120,10 @@ def work(file: Path) -> dict[str, Tensor]:
     return found | with_prefix("baseline", train(state, "baseline", images, config))
 
 
-if __name__ == "__main__":
+def save(file: Path) -> int:
+    """In each of the processes; the main process saves what they have found."""
     with distributed.session():
-        results = work(Path(sys.argv[1]).with_suffix(".scores"))
+        results = work(file.with_suffix(".scores"))
         if distributed.is_main_process():
-            save_tensors(Path(sys.argv[1]), results)
+            save_tensors(file, results)
+    return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.browser import chromium
-from helpers.runs import TINY, likethat, make_tiny_birds
+from helpers.runs import QUICK, likethat, make_tiny_run
 
 from likethat.report.confusion import confusion_matrix, to_explain
 from likethat.runs.judged import JudgedImage
@@ -38,7 +38,7 @@ def test_a_page_of_few_sheets_has_one_of_every_cell_and_wrong_ones_first() -> No
 
 
 def test_a_click_on_a_cell_shows_its_pictures_with_their_sheets(tmp_path: Path) -> None:
-    likethat("train", make_tiny_birds(tmp_path / "birds"), "--out", tmp_path / "run", *TINY, "--preset", "quick")
+    make_tiny_run(tmp_path, QUICK)
     page = tmp_path / "confusions.html"
     done = likethat("evaluate", tmp_path / "run", "--confusions", page, "--json", "--device", "cpu")
     evaluation = json.loads(done.stdout)
@@ -76,7 +76,7 @@ def shown_cells(driver: Any) -> list[Any]:
 
 
 def test_a_run_that_is_measured_on_validation_images_has_their_cells(tmp_path: Path) -> None:
-    likethat("train", make_tiny_birds(tmp_path / "birds"), "--out", tmp_path / "run", *TINY, "--preset", "quick")
+    make_tiny_run(tmp_path, QUICK)
     page = tmp_path / "run" / "confusions.html"
     assert "9 test images" in page.read_text()
     likethat("evaluate", tmp_path / "run", "--interpretability", "--part", "val", "--device", "cpu")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.runs import DEFAULT, PAPER, make_tiny_birds
+from helpers.runs import DEFAULT, PAPER, make_tiny_birds, make_tiny_run
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -133,7 +133,7 @@ def test_sentences() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calibration")
-    assert main(["train", str(make_tiny_birds(folder / "birds")), "--out", str(folder / "run"), *DEFAULT]) == 0
+    make_tiny_run(folder)
     shutil.copytree(folder / "run", folder / "bare")
     (folder / "bare" / "calibration.json").unlink()
     return folder
@@ -275,9 +275,7 @@ def test_a_picture_unlike_all_is_said_to_be_so(folder: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("preset", [DEFAULT, PAPER], ids=["cosine", "log"])
 def test_what_the_model_was_made_of_is_known(tmp_path: Path, preset: list[str]) -> None:
     """Sources of prototypes are no strangers, even where every validation image is more familiar and surer."""
-    birds = make_tiny_birds(tmp_path / "birds")
-    assert main(["train", str(birds), "--out", str(tmp_path / "run"), *preset]) == 0
-    model = load(tmp_path / "run", "cpu")
+    birds, model = tmp_path / "birds", load(make_tiny_run(tmp_path, preset), "cpu")
     model.calibration = Calibration((-1.0,) * 99, (1e6,) * 99)
     for path in {prototype.path for prototype in model.prototypes}:
         prediction = model.predict(birds / path)

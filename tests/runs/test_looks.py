@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.runs import DEFAULT, likethat, make_tiny_birds
+from helpers.runs import likethat, make_tiny_run
 
 from likethat.cli.parser import main
 from likethat.runs import layout
@@ -27,8 +27,7 @@ def test_old_lines_count_one_each() -> None:
 
 
 def test_a_run_inherits_the_looks_of_what_it_was_made_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    birds, run = make_tiny_birds(tmp_path / "birds"), tmp_path / "run"
-    likethat("train", birds, "--out", run, *DEFAULT)
+    run = make_tiny_run(tmp_path)
 
     def looks(name: str) -> int:
         found = layout.read_metrics(tmp_path / name)[-1]["looks"]
@@ -52,8 +51,7 @@ def test_a_run_inherits_the_looks_of_what_it_was_made_of(tmp_path: Path, capsys:
 
 
 def test_who_corrects_sees_no_test_pictures(tmp_path: Path) -> None:
-    birds, run = make_tiny_birds(tmp_path / "birds"), tmp_path / "run"
-    likethat("train", birds, "--out", run, *DEFAULT)
+    run = make_tiny_run(tmp_path)
     likethat("atlas", run, "--device", "cpu", "--k", 3)
     text = (run / "atlas" / "atlas.json").read_text()
     for entry in json.loads(text)["prototypes"]:

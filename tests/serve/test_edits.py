@@ -13,7 +13,7 @@ import httpx
 import pytest
 from helpers.browser import chromium
 from helpers.page import Page
-from helpers.runs import DEFAULT, likethat, make_tiny_birds
+from helpers.runs import likethat, make_tiny_run
 from helpers.serving import form, serving, until
 
 from likethat.runs.classifier import load
@@ -24,9 +24,7 @@ NASTY = "<img src=x onerror=alert(1)> & 'crown'"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("correct")
-    likethat("train", make_tiny_birds(folder / "birds"), "--out", folder / "run", *DEFAULT)
-    return folder / "run"
+    return make_tiny_run(tmp_path_factory.mktemp("correct"))
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from helpers.browser import chromium
 from helpers.explain_run import make_run
 from helpers.names import CLASS, FILE, needs_such_names
 from helpers.page import Page
-from helpers.runs import DEFAULT, likethat, make_tiny_birds
+from helpers.runs import likethat, make_tiny_run
 from helpers.serving import server_of, serving
 from PIL import Image
 
@@ -27,10 +27,9 @@ from likethat.runs.classifier import load
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("page")
-    likethat("train", make_tiny_birds(folder / "birds"), "--out", folder / "run", *DEFAULT)
-    likethat("atlas", folder / "run", "--device", "cpu", "--k", 3)
-    return folder / "run"
+    run = make_tiny_run(tmp_path_factory.mktemp("page"))
+    likethat("atlas", run, "--device", "cpu", "--k", 3)
+    return run
 
 
 @pytest.fixture(scope="module")

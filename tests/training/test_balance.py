@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.last_layer import kkt_residual
-from helpers.runs import DEFAULT, TINY, likethat, make_tiny_birds
+from helpers.runs import DEFAULT, QUICK, likethat, make_tiny_birds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,7 +106,7 @@ def test_edits_keep_to_the_balance_of_the_run(tmp_path: Path) -> None:
     common, rare = sorted((birds / "train").iterdir())[:2]
     for picture in sorted(rare.iterdir())[2:]:
         picture.unlink()
-    likethat("train", birds, "--out", tmp_path / "run", *TINY, "--preset", "quick", "--balance")
+    likethat("train", birds, "--out", tmp_path / "run", *QUICK, "--balance")
     assert layout.read_record(tmp_path / "run").config.train.balance
     workshop = open_workshop(tmp_path / "run", None, "cpu", Display(quiet=True))
     start = workshop.start()
@@ -114,7 +114,7 @@ def test_edits_keep_to_the_balance_of_the_run(tmp_path: Path) -> None:
     workshop.scratch.cleanup()
     assert torch.allclose(solved.weight_KP, start.weight_KP, atol=2e-3), "nothing was edited"
     plain = tmp_path / "plain"
-    likethat("train", birds, "--out", plain, *TINY, "--preset", "quick")
+    likethat("train", birds, "--out", plain, *QUICK)
     assert not torch.allclose(load(plain, "cpu").weight_KP, start.weight_KP, atol=1e-2)
     assert common.name != rare.name
     shutil.rmtree(plain)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.interrupted import signalled
-from helpers.runs import DEFAULT, PAPER, TINY, make_tiny_birds
+from helpers.runs import DEFAULT, PAPER, QUICK, make_tiny_birds
 from helpers.tiny import random_images, tiny_model
 from safetensors.torch import load_file, save_file
 
@@ -90,7 +90,7 @@ def test_the_published_stages(folder: Path, tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     assert main(["info", out, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["as_long"]
-    assert main(["baseline", str(folder / "birds"), "--out", f"{out}2", "--as-long", *TINY, "--preset", "quick"]) == 2
+    assert main(["baseline", str(folder / "birds"), "--out", f"{out}2", "--as-long", *QUICK]) == 2
     assert "no epochs" in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.explain_run import make_run
-from helpers.runs import DEFAULT, PAPER, make_tiny_birds
+from helpers.runs import PAPER, make_tiny_run
 
 from likethat.cli.parser import main
 from likethat.explaining.explanation import explain
@@ -23,10 +23,9 @@ from likethat.runs.data import open_run_data
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of different backbones, input sizes, presets and numbers of prototypes, and their combination."""
     folder = tmp_path_factory.mktemp("combine")
-    birds = make_tiny_birds(folder / "birds")
-    assert main(["train", str(birds), "--out", str(folder / "a"), *DEFAULT]) == 0
+    make_tiny_run(folder).rename(folder / "a")
     other = [*PAPER, *"--backbone test_efficientnet --input-size 96 --prototypes-per-class 2 --seed 1".split()]
-    assert main(["train", str(birds), "--out", str(folder / "b"), *other]) == 0
+    assert main(["train", str(folder / "birds"), "--out", str(folder / "b"), *other]) == 0
     assert main(["combine", str(folder / "a"), str(folder / "b"), "--out", str(folder / "ab")]) == 0
     return folder
 

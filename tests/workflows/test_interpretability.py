@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from helpers.runs import DEFAULT, likethat, make_tiny_birds
+from helpers.runs import DEFAULT, likethat, make_tiny_birds, make_tiny_run
 
 from likethat.data.parts import read_parts
 from likethat.metrics.figure import bootstrap_interval, wilson_interval
@@ -22,9 +22,7 @@ from likethat.workflows.interpretability import evaluate_interpretability
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("measured")
-    likethat("train", make_tiny_birds(folder / "birds"), "--out", folder / "run", *DEFAULT)
-    return folder / "run"
+    return make_tiny_run(tmp_path_factory.mktemp("measured"))
 
 
 def test_figures_are_printed_kept_and_shown_in_the_report(run: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.runs import PAPER, TINY, likethat, make_tiny_birds
+from helpers.runs import PAPER, QUICK, TINY, likethat, make_tiny_birds
 from PIL import Image
 
 from likethat.data.cells import Cells, tiles
@@ -63,7 +63,7 @@ def test_windows_are_on_the_object_where_their_middle_is() -> None:
     assert on_object(fine_HW, windows).tolist() == [[True, True, False]] * 3
 
 
-@pytest.mark.parametrize("preset", [[*TINY, "--preset", "quick"], PAPER])
+@pytest.mark.parametrize("preset", [QUICK, PAPER])
 def test_prototypes_come_from_the_masks(table: Path, tmp_path: Path, preset: list[str]) -> None:
     options = ["--input-size", "128"]  # a map of 4x4
     likethat("train", table, "--out", tmp_path / "run", *preset, *options, "--on-object")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.last_layer import kkt_residual
-from helpers.runs import DEFAULT, make_tiny_birds
+from helpers.runs import make_tiny_birds, make_tiny_run
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -47,10 +47,7 @@ from likethat.workflows.prune import Pruned, drop_unconnected
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("prune")
-    birds = make_tiny_birds(folder / "birds")
-    assert main(["train", str(birds), "--out", str(folder / "run"), *DEFAULT]) == 0
-    return folder / "run"
+    return make_tiny_run(tmp_path_factory.mktemp("prune"))
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.interrupted import contents, signalled
-from helpers.runs import TINY, likethat, make_tiny_birds
+from helpers.runs import QUICK, likethat, make_tiny_birds
 
 from likethat.inference import feature_maps
 from likethat.models.backbone import create_backbone
 from likethat.runs.classifier import load
 from likethat.runtime import seed_for
-
-QUICK = [*TINY, "--preset", "quick"]
 
 
 @pytest.fixture(scope="module")

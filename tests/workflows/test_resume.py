@@ -15,7 +15,7 @@ import pytest
 import timm
 import torch
 from helpers.interrupted import contents, limit_files, signalled
-from helpers.runs import DEFAULT, PAPER, likethat, make_tiny_birds
+from helpers.runs import DEFAULT, PAPER, likethat, make_tiny_run
 from torch import nn
 
 from likethat import __version__
@@ -32,8 +32,14 @@ from likethat.workflows import run_setup
 
 
 @pytest.fixture(scope="module")
-def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_birds(tmp_path_factory.mktemp("birds") / "data")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of the default options that other files take for granted."""
+    return make_tiny_run(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def birds(tiny_run: Path) -> Path:
+    return tiny_run.parent / "birds"
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +54,15 @@ def recipes(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def finished(
-    birds: Path, recipes: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
+    tiny_run: Path, birds: Path, recipes: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, str]]:
     """What uninterrupted runs end as."""
     folder = tmp_path_factory.mktemp("finished")
-    for name, options in recipes.items():
-        likethat("train", birds, "--out", folder / name, *options)
-    return {name: contents(folder / name) for name in recipes}
+    runs = {name: tiny_run if name == "default" else folder / name for name in recipes}
+    for name, run in runs.items():
+        if run != tiny_run:
+            likethat("train", birds, "--out", run, *recipes[name])
+    return {name: contents(run) for name, run in runs.items()}
 
 
 def test_same_seed_same_bits_other_seed_other_bits(

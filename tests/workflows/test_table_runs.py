@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.dicom import write_dicom
-from helpers.runs import TINY
+from helpers.runs import QUICK, TINY
 from helpers.serving import serving
 from PIL import Image
 
@@ -22,7 +22,6 @@ from likethat.runs import layout
 from likethat.runs.classifier import load
 
 COLUMNS = ["--columns", "path=file,label=diagnosis,group=patient"]
-QUICK = [*TINY, "--preset", "quick"]
 LOW, HIGH = 200, 3000  # of scans whose scanner writes 12 bits into 16
 
 

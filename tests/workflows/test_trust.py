@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.runs import DEFAULT, likethat, make_tiny_birds
+from helpers.runs import likethat, make_tiny_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -178,9 +178,7 @@ def test_figures_against_out_of_distribution_pictures() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trust")
-    likethat("train", make_tiny_birds(folder / "birds"), "--out", folder / "run", *DEFAULT)
-    return folder / "run"
+    return make_tiny_run(tmp_path_factory.mktemp("trust"))
 
 
 def test_out_of_distribution_pictures_are_found_at_any_depth_and_drawn_once(

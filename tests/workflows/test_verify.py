@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.runs import DEFAULT, likethat, make_tiny_birds
+from helpers.runs import make_tiny_birds, make_tiny_run
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -27,9 +27,7 @@ QUIET = Display(quiet=True)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("verify")
-    likethat("train", make_tiny_birds(folder / "birds"), "--out", folder / "run", *DEFAULT)
-    return folder / "run"
+    return make_tiny_run(tmp_path_factory.mktemp("verify"))
 
 
 @pytest.fixture

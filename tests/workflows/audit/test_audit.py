@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bench_audit import share_found, swap_labels
-from helpers.runs import DEFAULT, TINY, likethat, make_tiny_birds
+from helpers.runs import QUICK, TINY, likethat, make_tiny_run
 
 from likethat.config import resolve
 from likethat.explaining.explanation import explain
@@ -106,14 +106,13 @@ def test_the_last_layer_that_judges_a_picture_has_not_seen_its_group() -> None:
 
 
 @pytest.fixture(scope="module")
-def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_birds(tmp_path_factory.mktemp("audit") / "birds")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_run(tmp_path_factory.mktemp("audit"), QUICK)
 
 
 @pytest.fixture(scope="module")
-def quick(birds: Path) -> Path:
-    likethat("train", birds, "--out", birds.parent / "run", *TINY, "--preset", "quick")
-    return birds.parent / "run"
+def birds(quick: Path) -> Path:
+    return quick.parent / "birds"
 
 
 def test_a_prototype_says_nothing_about_its_own_picture(quick: Path, birds: Path) -> None:
@@ -150,9 +149,8 @@ def test_nor_about_others_of_its_burst(quick: Path) -> None:
         assert silent == all(row.points == 0 for row in of_class)
 
 
-def test_what_a_trained_network_cannot_be_asked_is_said(birds: Path, tmp_path: Path) -> None:
-    likethat("train", birds, "--out", tmp_path / "run", *DEFAULT)
-    found = audit_run(tmp_path / "run", None, "cpu", Display(quiet=True))
+def test_what_a_trained_network_cannot_be_asked_is_said(tmp_path: Path) -> None:
+    found = audit_run(make_tiny_run(tmp_path), None, "cpu", Display(quiet=True))
     assert len(found.doubts) == 27
     assert "wrong labels that it knows by heart are not found" in found.notes[0]
     likelihood = [doubt.label_probability for doubt in found.doubts]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.last_layer import kkt_residual
-from helpers.runs import DEFAULT, PAPER, TINY, make_tiny_birds
+from helpers.runs import PAPER, TINY, make_tiny_birds, make_tiny_run
 
 from likethat.cli.parser import main
 from likethat.data.cache import decode_samples
@@ -33,10 +33,7 @@ ROGUE = "<script>alert('crown')</script> & \"red\" [/b]"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("edit")
-    birds = make_tiny_birds(folder / "birds")
-    assert main(["train", str(birds), "--out", str(folder / "run"), *DEFAULT]) == 0
-    return folder / "run"
+    return make_tiny_run(tmp_path_factory.mktemp("edit"))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.last_layer import kkt_residual
-from helpers.runs import TINY, likethat, make_tiny_birds
+from helpers.runs import QUICK, likethat, make_tiny_run
 
 from likethat.data.cache import decode_samples
 from likethat.data.loaders import hold
@@ -30,8 +30,7 @@ from likethat.workflows.edit.withdraw import open_without
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("withdraw")
-    make_tiny_birds(folder / "birds")
-    likethat("train", folder / "birds", "--out", folder / "run", *TINY, "--preset", "quick")
+    make_tiny_run(folder, QUICK)
     return folder
 
 

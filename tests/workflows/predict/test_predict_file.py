@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.explain_run import make_run
-from helpers.runs import TINY, likethat, make_tiny_birds
+from helpers.runs import QUICK, likethat, make_tiny_birds, make_tiny_run
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -38,11 +37,8 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    data = tmp_path_factory.mktemp("trained")
-    shutil.copytree(birds, data / "birds", ignore=shutil.ignore_patterns("torn.jpg"))
-    likethat("train", data / "birds", "--out", data / "run", *TINY, "--preset", "quick")
-    return data / "run"
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_run(tmp_path_factory.mktemp("trained"), QUICK)
 
 
 @pytest.fixture(scope="module")

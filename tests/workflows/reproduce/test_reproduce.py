@@ -245,7 +245,7 @@ def test_a_failure_is_told_and_loses_nothing_else(study: Path, birds: Path, tmp_
     command = arguments(birds, tmp_path / "moved", (*BACKBONES, "test_vit"), seeds=1)
     at = command.index("none")
     command[at : at + 1] = ["none", "none", str(tmp_path / "other.safetensors")]
-    done = likethat(*command, check=1)
+    done = likethat(*command, check=1, before=fork_runs)
     assert "seed0/test_vit/baseline failed: The weights" in done.stderr
     failures = document(tmp_path / "moved")["failures"]
     assert set(failures) == {
