@@ -95,10 +95,9 @@ class TrainConfig:
     )
     fit_head: bool = _option(False, "solve for the baseline's linear layer on the backbone as it is, without epochs")
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
-    joint_epochs: tuple[int, ...] = _option((25,), "epochs of joint training before projections, one number a cycle")
+    joint_epochs: tuple[int, ...] = _option((20, 5), "epochs of joint training before projections, one number a cycle")
     batch_norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
-    tie: bool = _option(True, "prototypes stay the patches they were chosen as, instead of moving freely")
-    renew: int = _option(5, "joint epochs after which tied prototypes are what the network makes of their patches")
+    tie: bool = _option(True, "prototypes stay as they were chosen or projected, instead of moving freely")
     baseline_lr: float = _option(2e-4, "learning rate of the backbone in the baseline stage")
     head_lr: float = _option(2e-3, "learning rate of the baseline's linear layer")
     backbone_lr: float = _option(2e-4, "learning rate of the backbone in the joint stage")
@@ -113,6 +112,7 @@ class TrainConfig:
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
     locality: float = _option(6.0, "weight of the locality cost: the same pixels give like patches, whatever is around")
+    context: float = _option(1.0, "weight of the context cost: an invisible change around a patch takes little of it")
     on_mask: float = _option(0.0, "weight of the mask cost: prototypes of a class are found on its pictures' masks")
     place: float = _option(1.0, "weight of the place cost: prototypes are found on the part that they were cut from")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
@@ -133,9 +133,9 @@ class TrainConfig:
 
 # Options with a default that changes training, which runs of earlier versions lack: what those were trained with.
 DEFAULTS_OF_OLDER_RUNS: dict[str, Any] = {
-    **dict.fromkeys(("noise", "locality", "place", "cutmix", "box_margin"), 0.0),
+    **dict.fromkeys(("noise", "locality", "context", "place", "cutmix", "box_margin"), 0.0),
     **dict.fromkeys(("fine_map", "own_positive"), False),
-    **dict.fromkeys(("last_layer_views", "renew"), 1),
+    "last_layer_views": 1,
 }
 
 # Options by the names that they have in the configurations of older runs.
@@ -195,6 +195,7 @@ def paper(backbone: str) -> Config:
             cluster=0.8,
             separation=0.08,
             locality=0.0,
+            context=0.0,
             place=0.0,
             l1=1e-4,
             own_positive=False,
@@ -267,13 +268,13 @@ def _check(config: Config) -> None:
             (getattr(config.train, name) >= 0, f"--{name.replace('_', '-')} must not be negative")
             for name in (
                 *("baseline_lr", "head_lr", "backbone_lr", "add_on_lr", "prototype_lr", "weight_decay"),
-                *("l1", "locality", "place", "baseline_epochs", "warm_epochs", "lr_step"),
+                *("l1", "locality", "context", "place", "baseline_epochs", "warm_epochs", "lr_step"),
             )
         ],
         (config.train.batch_size >= 2, "--batch-size must be at least 2"),
         *[
             (getattr(config.train, name) >= 1, f"--{name.replace('_', '-')} must be at least 1")
-            for name in ("views", "renew", "last_layer_views")
+            for name in ("views", "last_layer_views")
         ],
         (not config.train.tie or config.train.has_baseline, "--tie needs --baseline-epochs above 0"),
         (

@@ -19,14 +19,14 @@ from likethat.models.backbone import place
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import create_protopnet
 from likethat.runs.atomic_files import save_tensors, with_prefix
-from likethat.training import choose, stages
+from likethat.training import choose
 from likethat.training import project as project_module
 from likethat.training.batches import FreshViews
 from likethat.training.choose import start_from_baseline
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.parallel import average_gradients, synchronise_norms
 from likethat.training.parts import find_parts
-from likethat.training.plan import PlanEntry, set_mode, start_stage
+from likethat.training.plan import set_mode, start_stage
 from likethat.training.project import project
 from likethat.training.state import RunState
 from likethat.training.wrap_step import wrap_step
@@ -56,7 +56,6 @@ def train(state: RunState, stage: str, images: Images, config: Config) -> dict[s
     module = state.trained(stage)
     start_stage(state.model, state.baseline, stage, config.train)
     optimizer = torch.optim.SGD([value for value in module.parameters() if value.requires_grad], lr=0.05)
-    stages.begin_epoch(state, PlanEntry(stage), images, config)
     set_mode(module, stage, len(images), config.train)
 
     def costs_of(*shown: Tensor) -> dict[str, Tensor]:

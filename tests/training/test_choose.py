@@ -8,18 +8,14 @@ from helpers.tiny import random_images, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from likethat.config import resolve
 from likethat.inference.feature_maps import keep_feature_maps
 from likethat.inference.passes import score_images
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
 from likethat.training import choose
-from likethat.training.choose import embed_sources, start_from_baseline
+from likethat.training.choose import start_from_baseline
 from likethat.training.parts import Parts
-from likethat.training.plan import PlanEntry
 from likethat.training.project import project
-from likethat.training.stages import begin_epoch
-from likethat.training.state import RunState
 
 NAMES = ("a", "b", "c")
 DEFAULT = {"similarity": "cosine", "add_on": "linear", "latent_width": 8}
@@ -140,41 +136,10 @@ def test_the_scale_is_the_best_by_the_definition() -> None:
     assert float(model.last_layer.weight.detach().max()) == pytest.approx(best / 3)  # prototypes a class, on average
 
 
-def test_tied_prototypes_follow_the_network_every_few_epochs() -> None:
-    model, images = tiny_model([3, 3, 3], **DEFAULT), random_images(15, 3)
-    state = RunState(model, BaselineClassifier(model.backbone, 3))
-    assert state.baseline is not None
-    state.projection = start_from_baseline(model, state.baseline, images, some_parts(len(images), 4))
-    renewed = []
-    for epoch in range(7):
-        with torch.no_grad():
-            for parameter in model.backbone.parameters():
-                parameter.mul_(1.05)
-        before = model.prototype_layer.vectors().detach().clone()
-        begin_epoch(state, PlanEntry("joint", 0, epoch), images, resolve(renew=3))
-        after = model.prototype_layer.vectors().detach().clone()
-        embed_sources(model, images, state.projection)
-        if torch.equal(after, model.prototype_layer.vectors()):
-            renewed.append(epoch)
-        else:
-            assert torch.equal(after, before)
-            with torch.no_grad():
-                model.prototype_layer.prototype_PDhw.copy_(before.view_as(model.prototype_layer.prototype_PDhw))
-    assert renewed == [0, 3, 6]
-
-
-def test_tied_prototypes_follow_the_network_and_projection_leaves_them() -> None:
+def test_chosen_prototypes_are_patches_that_projection_leaves() -> None:
     model = tiny_model([3, 3, 3], **DEFAULT)
     images = random_images(15, 3)
     source = start_from_baseline(model, BaselineClassifier(model.backbone, 3), images, some_parts(len(images), 4))
-    with torch.no_grad():
-        for parameter in model.backbone.parameters():
-            parameter.mul_(1.05)
-    before = model.prototype_layer.vectors().detach().clone()
-    model.train()
-    embed_sources(model, images, source)
-    assert model.training, "embedding must not leave the model in another mode"
-    assert not torch.allclose(model.prototype_layer.vectors(), before, atol=1e-4)
     projection = project(model, images, NAMES)
     assert float(projection.moved_P.max()) < 1e-5
     assert torch.equal(projection.image_P, source.image_P)

@@ -11,13 +11,13 @@ from likethat.data.loaders import Images
 from likethat.models.backbone import place
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import create_protopnet
-from likethat.training import micro_batches, stages
+from likethat.training import micro_batches
 from likethat.training.batches import FreshViews, Shown
 from likethat.training.choose import start_from_baseline
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.micro_batches import bytes_kept, bytes_of_picture, parts_of, save_memory
 from likethat.training.parts import find_parts
-from likethat.training.plan import PlanEntry, learns_statistics, set_mode, start_stage
+from likethat.training.plan import learns_statistics, set_mode, start_stage
 from likethat.training.state import RunState
 
 SIDE, CLASSES, BATCH = 128, 3, 11  # in parts of two and one
@@ -49,7 +49,6 @@ def after_steps(stage: str, config: Config, at_once: int | None) -> tuple[dict[s
     module = state.trained(stage)
     start_stage(state.model, state.baseline, stage, config.train)
     optimizer = torch.optim.SGD([value for value in module.parameters() if value.requires_grad], lr=0.05)
-    stages.begin_epoch(state, PlanEntry(stage), images, config)
     for layers in (state.backbone, module.head if stage == "baseline" else module.add_on):
         layers.double()  # in fp32 what is nearly zero may fall to either side of a ReLU
     before = {name: value.clone() for name, value in module.state_dict().items()}
@@ -81,6 +80,7 @@ def test_parts_of_a_batch_take_the_step_of_the_whole(stage: str, backbone: str) 
     assert costs[0]["loss"] != costs[1]["loss"]
     if stage == "joint":
         assert float(costs[0]["locality"]) > 0
+        assert float(costs[0]["context"]) > 0
         assert {"cluster", "separation", "distillation", "place"} < costs[0].keys()
 
 
@@ -122,7 +122,7 @@ def test_a_part_has_the_picture_before_it_where_it_is_compared_with_that() -> No
     x_B3HW = torch.arange(7.0)[:, None, None, None].expand(7, 3, 2, 2)
     same_BHW = torch.zeros(7, 1, 1, dtype=torch.bool)
     same_BHW[0] = same_BHW[3] = True
-    shown = Shown(x_B3HW, torch.arange(7)[:, None], *(torch.zeros(7, 1),) * 2, same_BHW, torch.zeros(7, 1))
+    shown = Shown(x_B3HW, torch.arange(7)[:, None], *(torch.zeros(7, 1),) * 3, same_BHW, torch.zeros(7, 1))
     parts = list(parts_of(shown, 3))
     assert [part.x_B3HW[:, 0, 0, 0].tolist() for part, _ in parts] == [[6, 0, 1], [2, 3], [4, 5, 6]]
     assert [part.own(part.x_B3HW)[:, 0, 0, 0].tolist() for part, _ in parts] == [[0, 1], [2, 3], [4, 5, 6]]

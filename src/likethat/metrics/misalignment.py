@@ -30,8 +30,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from likethat.inference.attack import lower_similarity
 from likethat.metrics.figure import HIGHER, LOWER, About, MetricFigure
-from likethat.metrics.gradients import by_member, similarity_gradient
+from likethat.metrics.gradients import by_member
 from likethat.metrics.regions import Reading, box_masks
 from likethat.metrics.sweep import IMAGENET_STD, Batch, Metric, Subject
 from likethat.models.protopnet import ProtoPNet
@@ -80,12 +81,14 @@ def attack(
     std_311 = torch.tensor(IMAGENET_STD, device=x_B3HW.device)[:, None, None]
     bound_311, step_311 = strength.bound * std_311, STEP * std_311
     start_B3HW = torch.rand(x_B3HW.shape, generator=generator, device=x_B3HW.device) * 2 - 1
-    change_B3HW = first_B3HW = start_B3HW * bound_311 * free_B1HW
-    for _ in range(strength.steps):
-        gradient_B3HW = similarity_gradient(network, x_B3HW + change_B3HW, prototype_B)
-        change_B3HW = change_B3HW - step_311 * gradient_B3HW.sign() * free_B1HW
-        change_B3HW = torch.minimum(torch.maximum(change_B3HW, -bound_311), bound_311)
-    return x_B3HW + first_B3HW, x_B3HW + change_B3HW
+    first_B3HW = start_B3HW * bound_311 * free_B1HW
+
+    def similarity_of(changed_B3HW: Tensor) -> Tensor:
+        return network(changed_B3HW).score_BP.gather(1, prototype_B[:, None])
+
+    where = (x_B3HW, first_B3HW, free_B1HW)
+    last_B3HW = lower_similarity(similarity_of, *where, bound=bound_311, step=step_311, steps=strength.steps)
+    return x_B3HW + first_B3HW, x_B3HW + last_B3HW
 
 
 def free_pixels(box_B4: Tensor, size_hw: tuple[int, int], *, rim: bool) -> Tensor:

@@ -30,6 +30,7 @@ class Shown(NamedTuple):
     label_BV: Tensor
     share_BV: Tensor  # of the picture
     image_BV: Tensor  # their numbers
+    turn_B: Tensor  # the picture's place in the batch
     same_BHW: Tensor  # cells of the map that show the same pixels as in the picture before
     part_BVmHW: Tensor  # cells that show the m-th part of the image
     on_BVHW: Tensor = NOTHING  # cells that show the masked or boxed object of the image, where it is known
@@ -62,17 +63,19 @@ class FreshViews:
         height, width = self.images.pixel_NHW3.shape[1:3]
         views = draw_views(len(index_B), height / width, self.config, torch.Generator().manual_seed(seed))
         noise_B3HW = self._draw_noise(len(index_B), (height, width), seed)
+        turn_B = torch.arange(len(index_B))
         if world_size() > 1:
             part = own_shard(len(index_B))
-            own_b = torch.arange(part.start - 1, part.stop) % len(index_B)
-            index_B, views, noise_B3HW = index_B[own_b], views[own_b], noise_B3HW[send(own_b, self.device)]
+            turn_B = torch.arange(part.start - 1, part.stop) % len(index_B)
+            index_B, views, noise_B3HW = index_B[turn_B], views[turn_B], noise_B3HW[send(turn_B, self.device)]
         views = views.to(self.device)
         image_B = send(index_B, self.device)
         middle_Bm2 = (
             torch.zeros(len(image_B), 0, 2, device=self.device) if self.middle_Nm2 is None else self.middle_Nm2[image_B]
         )
         on_BHW = torch.zeros(len(image_B), 0, 0, device=self.device) if self.on_NHW is None else self.on_NHW[image_B]
-        return [*self.images.raw_batch(index_B), image_B, middle_Bm2, on_BHW, noise_B3HW, *vars(views).values()]
+        known = (image_B, send(turn_B, self.device), middle_Bm2, on_BHW)
+        return [*self.images.raw_batch(index_B), *known, noise_B3HW, *vars(views).values()]
 
     def _draw_noise(self, batch: int, size_hw: tuple[int, int], seed: int) -> Tensor:
         """Return noise for each picture, of a strength of its own; none at all where none is asked for."""
@@ -84,11 +87,11 @@ class FreshViews:
 
     def show(self, *gathered: Tensor) -> Shown:
         """Return the views of what was gathered."""
-        pixel_BHW3, label_B, image_B, middle_Bm2, on_BHW, noise_B3HW, *drawn = gathered
+        pixel_BHW3, label_B, image_B, turn_B, middle_Bm2, on_BHW, noise_B3HW, *drawn = gathered
         views = Views(*drawn)
         x_B3HW = show(to_unit(pixel_BHW3.permute(0, 3, 1, 2)), views) + noise_B3HW
         same_BHW = same_pixels(views.piece_B4, self.cells, MARGIN)
-        known = (of_shown(label_B, views), shown_shares(views), of_shown(image_B, views))
+        known = (of_shown(label_B, views), shown_shares(views), of_shown(image_B, views), turn_B)
         shown = Shown(x_B3HW, *known, same_BHW, self._parts(middle_Bm2, views), self._objects(on_BHW, views))
         if world_size() == 1:
             return shown

@@ -146,17 +146,6 @@ def scale_last_layer(model: ProtoPNet, images: Images | FeatureMaps, source_P: T
     reset_last_layer(model, best / float(own_KP.sum(1).float().mean()), 0.0)
 
 
-@torch.no_grad()
-def embed_sources(model: ProtoPNet, images: Images, source: Projection) -> None:
-    """Set prototypes to what the network, as it is now, makes of the patches they were cut from."""
-    training = model.training
-    model.eval()
-    layer = model.prototype_layer
-    vector_PD = embed(model, images, source.image_P, source.row_P * model.patch_grid[1] + source.column_P)
-    layer.prototype_PDhw.copy_(vector_PD.view_as(layer.prototype_PDhw))
-    model.train(training)
-
-
 def embed(model: ProtoPNet, images: Images | FeatureMaps, image_S: Tensor, place_S: Tensor) -> Tensor:
     """Return the latent vectors of patches, each a place (row by row) in an image: S x D."""
     layer = model.prototype_layer

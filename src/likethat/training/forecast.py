@@ -10,7 +10,8 @@ import torch
 from likethat.config import Config, quick
 from likethat.progress import in_words
 from likethat.training.course import Course
-from likethat.training.plan import PlanEntry, make_plan, renews_prototypes
+from likethat.training.losses import EVERY
+from likethat.training.plan import PlanEntry, make_plan
 
 # Steps of a stage that say nothing about the others: on a GPU kernels are chosen, recorded or compiled in them.
 SETTLING, SETTLING_ON_GPU = 1, 4
@@ -18,7 +19,7 @@ FEWEST, LEAST_SECONDS = 4, 2.0  # steps or seconds after these that a forecast i
 LONG = 600.0  # seconds of a run on a CPU from which on it is told what would shorten it
 
 
-def pictures_of(entry: PlanEntry, config: Config, train: int, val: int, classes: int) -> float:
+def pictures_of(entry: PlanEntry, config: Config, train: int, val: int) -> float:
     """Return the work of an entry of the plan, in pictures that pass the network: going back costs as much as two."""
     settings, step = config.train, train * config.train.views
     if entry.stage == "baseline":
@@ -26,8 +27,8 @@ def pictures_of(entry: PlanEntry, config: Config, train: int, val: int, classes:
     if entry.is_epoch:
         sights = 2 if entry.stage == "joint" and config.augment.flip > 0 else 1
         teacher = sights if settings.distillation and settings.has_baseline else 0
-        tied = min(train, classes * config.model.prototypes_per_class) if renews_prototypes(entry, settings) else 0
-        return ((3 if entry.stage == "joint" else 1) + teacher) * step + tied + val
+        attacked = 5 / EVERY if settings.context else 0  # there, to the picture and back, and there and back
+        return ((3 if entry.stage == "joint" else 1) + teacher + attacked) * step + val
     return {
         "parts": train,
         "choose": (0 if settings.fit_head else train) + val,
@@ -129,8 +130,7 @@ class Forecast:
 
     def _pictures(self, entry: PlanEntry, config: Config | None = None) -> float:
         course = self.course
-        sizes = len(course.train), len(course.val), len(course.classes)
-        return pictures_of(entry, config or course.config, *sizes)
+        return pictures_of(entry, config or course.config, len(course.train), len(course.val))
 
     def _now(self) -> float:
         if self.course.train.device.type == "cuda":

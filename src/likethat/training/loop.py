@@ -107,8 +107,6 @@ def train_one_epoch(
     """Take the steps of one epoch, from the batch that was reached."""
     settings, stage = course.config.train, entry.stage
     optimizer = state.optimizer_for(stage, settings)
-    if state.batch == 0:
-        stages.begin_epoch(state, entry, course.train, course.config)
     set_mode(state.trained(stage), stage, len(course.train), settings)
     place = (settings.seed, SEED_NAMES.get(stage, stage), entry.epoch)
     counts = (len(course.train), settings.batch_size, settings.views)

@@ -9,12 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.config import TrainConfig
+from likethat.data.cells import tiles
+from likethat.inference.attack import lower_similarity
+from likethat.inference.moments import at_places
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import Output, ProtoPNet
 from likethat.models.prototypes import products
 from likethat.training.batches import Shown
 
 TEMPERATURE = 0.1  # of similarities, where places are compared
+EVERY = 4  # pictures, of which one is attacked by the context cost
+BOUND = 0.0225  # of its change, of pixels from 0 to 1: nobody sees it
+UNCHANGED = 36 / 112  # half the side of what stays as it is around a patch, where a picture goes from -1 to 1
+LEAST = 0.1  # similarity that a share is taken of
 
 Costs = dict[str, Tensor]
 CostsOf = Callable[..., Costs]  # of what is shown: pictures, and what is known of them
@@ -70,6 +77,37 @@ def place_cost(similarity_BVmHW: Tensor, part_BVmHW: Tensor) -> Tensor:
     return -torch.where(part_BVmS.any(3), on_part_BVm, 0.0).sum(1).mean()
 
 
+def context_cost(model: ProtoPNet, z_BDHW: Tensor, batch: Shown) -> Tensor:
+    """Return the share of a similarity that an invisible change around the patch takes: the mean of every fourth
+    picture, of one prototype of its class. In every other one of them that is the most similar, else each in turn.
+
+    The change is one step along the sign of the gradient. Where there is no similarity, nothing can be taken.
+    """
+    turn_B = batch.turn_B
+    attacked_b = (turn_B % EVERY).argsort(stable=True)[: -(-len(turn_B) // EVERY)]  # a number that is known beforehand
+    round_b, is_due_b = turn_B[attacked_b] // EVERY, turn_B[attacked_b] % EVERY == 0
+    x_b3HW, label_b = batch.own(batch.x_B3HW)[attacked_b], batch.label_BV[attacked_b, 0]
+    similarity_bmS = own_similarities(model, batch.own(z_BDHW)[attacked_b], label_b[:, None])[:, 0].flatten(2)
+    best_bm = similarity_bmS.detach().amax(2)
+    which_b = torch.where(round_b % 2 == 0, best_bm.argmax(1), round_b // 2 % best_bm.shape[1])
+    similarity_bS = similarity_bmS.gather(1, which_b[:, None, None].expand(-1, 1, similarity_bmS.shape[2]))[:, 0]
+    place_b1 = similarity_bS.detach().argmax(1, keepdim=True)
+    before_b = similarity_bS.gather(1, place_b1)[:, 0]
+    vector_bD = by_class(model.prototype_layer.vectors(), model.prototypes_of_class)[label_b, which_b].detach()
+
+    def similarity_there(changed_b3HW: Tensor) -> Tensor:
+        patch_bD = at_places(model.prototype_layer.patches(model.latent(changed_b3HW)), place_b1)[:, 0]
+        return (patch_bD * vector_bD).sum(1)
+
+    y_HW, x_HW = tiles((x_b3HW.shape[2], x_b3HW.shape[3])).coordinates(x_b3HW.device)
+    middle_x_b11, middle_y_b11 = model.backbone.cells.places(place_b1[:, :, None]).unbind(-1)
+    free_bHW = ((y_HW - middle_y_b11).abs() > UNCHANGED) | ((x_HW - middle_x_b11).abs() > UNCHANGED)
+    where, bound = (x_b3HW, torch.zeros_like(x_b3HW), free_bHW[:, None]), x_b3HW.new_full((), BOUND)
+    change_b3HW = lower_similarity(similarity_there, *where, bound=bound, step=bound, steps=1)
+    lost_b = F.relu(1 - similarity_there(x_b3HW + change_b3HW) / before_b.clamp(min=LEAST))
+    return (lost_b * (is_due_b & (before_b > 0))).sum() * EVERY / len(turn_B)
+
+
 def own_similarities(model: ProtoPNet, z_BDHW: Tensor, label_BV: Tensor) -> Tensor:
     """Return the activation maps of the prototypes of some classes of each picture: B, V, m, H, W. Where a class has
     fewer than others, those that it lacks are alike everywhere."""
@@ -94,6 +132,8 @@ def map_costs(model: ProtoPNet, z_BDHW: Tensor, batch: Shown, config: TrainConfi
     costs = {}
     if config.locality:
         costs["locality"] = locality_cost(z_BDHW, batch.same_BHW)
+    if config.context and model.prototype_layer.similarity.angular and model.backbone.windows is None:
+        costs["context"] = context_cost(model, z_BDHW, batch)
     if config.place or config.on_mask:
         similarity_BVmHW = own_similarities(model, batch.own(z_BDHW), batch.label_BV)
     if config.place:

@@ -80,11 +80,6 @@ def epochs_to_come(plan: list[PlanEntry], position: int) -> int:
     return next((n for n, entry in enumerate(plan[position:]) if entry.stage != stage), len(plan) - position)
 
 
-def renews_prototypes(entry: PlanEntry, config: TrainConfig) -> bool:
-    """Return whether tied prototypes follow the network at the beginning of this epoch."""
-    return config.tie and entry.stage != "baseline" and entry.epoch % config.renew == 0
-
-
 def comes_again(stage: str, plan: list[PlanEntry], position: int) -> bool:
     """Return whether the plan has the stage from here on."""
     return any(entry.stage == stage for entry in plan[position:])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from likethat.config import AUTO_WIDTH, Config
+from likethat.config import AUTO_WIDTH
 from likethat.data.loaders import Images
 from likethat.errors import UserError
 from likethat.inference.feature_maps import FeatureMaps, maps_if_they_fit
@@ -22,13 +22,13 @@ from likethat.models.prototypes import SIMILARITIES
 from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state
 from likethat.runtime import seed_for
-from likethat.training.choose import embed_sources, start_from_baseline
+from likethat.training.choose import start_from_baseline
 from likethat.training.course import Course
 from likethat.training.head import fit_head
 from likethat.training.last_layer import of_views, solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
 from likethat.training.parts import find_parts
-from likethat.training.plan import PlanEntry, renews_prototypes, title_of
+from likethat.training.plan import PlanEntry, title_of
 from likethat.training.project import project
 from likethat.training.state import RunState
 
@@ -36,17 +36,6 @@ PIECED = (
     "note: from here on a piece of another picture covers part of each view, so the training accuracy falls; "
     "the validation accuracy is of whole pictures"
 )
-
-
-def begin_epoch(state: RunState, entry: PlanEntry, train: Images, config: Config) -> None:
-    """Let tied prototypes follow the network: every few epochs they become what it makes of their patches now.
-
-    In between patches move towards them. Where they followed at once, all patches would become more and more alike.
-    """
-    if isinstance(state.model, ProtoPNet) and renews_prototypes(entry, config.train):
-        assert state.projection is not None
-        with mixed_precision(train.device, state.protopnet.prototype_layer.similarity):
-            embed_sources(state.protopnet, train, state.projection)
 
 
 def end_epoch(state: RunState, entry: PlanEntry, course: Course, started: float) -> None:
