@@ -29,15 +29,20 @@ CALLS = {
 
 
 def signalled(
-    train: list[str], stage: str, count: int, save_every: float = 1000, number: int = signal.SIGKILL
+    train: list[str],
+    stage: str,
+    count: int,
+    save_every: float = 1000,
+    number: int = signal.SIGKILL,
+    worth_saving: float = 0,
 ) -> subprocess.CompletedProcess[str]:
     """The command, which gets the signal when a stage does its work for the `count`-th time: always at that place."""
-    return likethat(*train, check=None, before=partial(_prepare, stage, count, save_every, number))
+    return likethat(*train, check=None, before=partial(_prepare, stage, count, save_every, number, worth_saving))
 
 
-def _prepare(stage: str, count: int, save_every: float, number: int) -> None:
+def _prepare(stage: str, count: int, save_every: float, number: int, worth_saving: float) -> None:
     """In the command's own process; a step is counted where its learning rates are set, recorded or not."""
-    state.SAVE_EVERY = save_every
+    state.SAVE_EVERY, state.WORTH_SAVING = save_every, worth_saving
     if stage in CALLS:
         _signal_at(*CALLS[stage], count, number, lambda *_: True)
     else:

@@ -122,6 +122,19 @@ def test_killed_anywhere_it_ends_the_same(
     assert not (run / "checkpoints").exists(), "half files are gone as well"
 
 
+def test_stages_too_short_to_be_saved_are_done_again(
+    birds: Path, tmp_path: Path, finished: dict[str, dict[str, str]]
+) -> None:
+    run = tmp_path / "run"
+    train = ["train", str(birds), "--out", str(run), *DEFAULT]
+    killed = signalled(train, "report", 1, worth_saving=1000)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    _, document = load_tensors(run / layout.STATE)
+    assert document["position"] == 1, "the first stage alone is saved, so that the run is never taken for finished"
+    likethat(*train, "--resume")
+    assert contents(run) == finished["default"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_saves_and_names_the_command_that_goes_on(
     birds: Path, tmp_path: Path, finished: dict[str, dict[str, str]], number: int

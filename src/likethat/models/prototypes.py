@@ -183,6 +183,10 @@ class PrototypeLayer(nn.Module):
         layer.class_P, layer.unprojected_PDhw = class_P, before_PD.detach().view(shape).clone()
         return layer
 
+    def before_projection(self) -> PrototypeLayer:
+        """Return the layer with its prototypes as they were before the last projection."""
+        return self.with_prototypes(self.unprojected_PDhw.flatten(1), self.class_P)
+
     def forward(self, z_BDHW: Tensor) -> DistanceMaps:
         vector_PD = self.vectors()
         return self._comparison(z_BDHW, vector_PD)(vector_PD)

@@ -93,7 +93,7 @@ def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
                     take_step = None
                     if not comes_again(state.optimizer_stage, plan, state.position):
                         state.forget_optimizer()
-                    saver.save()
+                    saver.save_after_stage()
                 saver.save_if_due()
                 course.check_stop()
         except Interrupted:

@@ -13,7 +13,15 @@ from likethat.config import AUTO_WIDTH
 from likethat.data.loaders import Images
 from likethat.errors import UserError
 from likethat.inference.feature_maps import FeatureMaps, maps_if_they_fit
-from likethat.inference.passes import classify_images, last_layer_images, measure, mixed_precision
+from likethat.inference.passes import (
+    classify_images,
+    last_layer_images,
+    latents_of,
+    logits_by,
+    measure,
+    mixed_precision,
+    own_batches_of,
+)
 from likethat.inference.score_cache import cached_scores
 from likethat.models.backbone import configured_backbone, place
 from likethat.models.baseline import BaselineClassifier
@@ -137,10 +145,12 @@ def project_prototypes(state: RunState, entry: PlanEntry, course: Course) -> Non
     """Put every prototype on the nearest training patch of its class."""
     model, val, display = state.protopnet, course.val, course.display
     started = time.monotonic()
-    before = measure(classify_images(model, val), val.label_N)
     with display.task("projection") as advance:
         state.projection = project(model, course.train, course.classes, advance, _cells_to_choose(course))
-    after = measure(classify_images(model, val), val.label_N)
+    layers = (model.prototype_layer.before_projection(), model.prototype_layer)
+    heads = [(layer, model.last_layer.weight) for layer in layers]
+    logits = logits_by(heads, latents_of(model, own_batches_of(val)), len(val), val.device)
+    before, after = (measure(logits_NK, val.label_N) for logits_NK in logits)
     moved_P = state.projection.moved_P
     moved = {"mean": float(moved_P.mean()), "max": float(moved_P.max())}
     record = {**asdict(entry), "moved": moved, "before": before, "after": after}
@@ -177,7 +187,8 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
         )
     with torch.no_grad():
         model.last_layer.weight.copy_(solution.weight_KP)
-    measured = measure(classify_images(model, val), val.label_N)
+    val_NK = classify_images(model, val)
+    measured = measure(val_NK, val.label_N)
     record: dict[str, Any] = {
         **asdict(entry),
         "objective": solution.objective,
@@ -188,22 +199,22 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
         "val": measured,
     }
     state.metrics.append({**record, "seconds": time.monotonic() - started})
-    chosen_by = _accuracy_to_choose_by(model, course, measured["accuracy"])
+    chosen_by = _accuracy_to_choose_by(val_NK, course, measured["accuracy"])
     if chosen_by >= state.best_accuracy:
         state.best_accuracy = chosen_by
         state.best_model, state.best_projection = copy_state(model), state.projection
-        state.best_unsolved_KP = unsolved_KP
+        state.best_unsolved_KP, state.best_val_NK = unsolved_KP, val_NK
     display.line(
         f"last layer: objective {solution.objective:.5f} (optimality residual {solution.kkt_residual:.0e}), "
         f"{solution.nonzero_negative} connections to other classes, validation accuracy {measured['accuracy']:.1%}"
     )
 
 
-def _accuracy_to_choose_by(model: ProtoPNet, course: Course, accuracy: float) -> float:
+def _accuracy_to_choose_by(val_NK: Tensor, course: Course, accuracy: float) -> float:
     """Return the validation accuracy, or its mean over the classes where they are to count alike."""
     if not course.config.train.balance or not len(course.val):
         return accuracy
-    guess_N, label_N = classify_images(model, course.val).argmax(1), course.val.label_N
+    guess_N, label_N = val_NK.argmax(1), course.val.label_N
     return float(torch.stack([(guess_N == label_N)[label_N == k].float().mean() for k in label_N.unique()]).mean())
 
 

@@ -39,7 +39,8 @@ from likethat.training.parts import Parts
 from likethat.training.plan import start_stage
 from likethat.training.project import Projection
 
-SAVE_EVERY = 20.0  # seconds between saves inside a stage; the end of a stage is always saved
+SAVE_EVERY = 20.0  # seconds between saves inside a stage
+WORTH_SAVING = 5.0  # seconds since the last save, from which on the end of a stage is saved
 
 
 @dataclass
@@ -61,6 +62,7 @@ class RunState:
     best_model: dict[str, Tensor] = field(default_factory=dict)
     best_projection: Projection | None = None
     best_unsolved_KP: Tensor | None = None  # its last layer before that was solved
+    best_val_NK: Tensor | None = None  # its logits of the validation images; not saved
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -158,6 +160,11 @@ class Saver:
             self.wait()
             self.writing = self.writer.submit(copy_run_state(self.state, self.course))
         self.last = time.monotonic()
+
+    def save_after_stage(self) -> None:
+        """Save the end of a stage, unless what was done since the last save is done again in no time."""
+        if time.monotonic() - self.last > WORTH_SAVING or not (self.course.run / layout.STATE).is_file():
+            self.save()
 
     def save_if_due(self) -> None:
         if time.monotonic() - self.last > SAVE_EVERY:

@@ -188,12 +188,11 @@ def judge_images(
     if state.best_unsolved_KP is not None:
         # For reading only: what projection and last layer did to the accuracy, which the run told on validation images.
         unsolved_KP = state.best_unsolved_KP.to(test.device)
-        before = layer.with_prototypes(layer.unprojected_PDhw.flatten(1), layer.class_P)
-        heads += [(before, unsolved_KP), (layer, unsolved_KP)]
+        heads += [(layer.before_projection(), unsolved_KP), (layer, unsolved_KP)]
     with display.task("test images") as advance:
         latents = latents_of(model, own_batches_of(test, advance))
         logits_NK, *unsolved = logits_by(heads, latents, len(test), test.device)
-    val_NK = classify_images(model, prepared.images["val"])
+    val_NK = classify_images(model, prepared.images["val"]) if state.best_val_NK is None else state.best_val_NK
     metrics = state.metrics
     if unsolved:
         measured = [measure(unsolved_NK, test.label_N) for unsolved_NK in unsolved]
