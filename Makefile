@@ -13,6 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	@echo "== setting up .venv (torch and friends: a few minutes the first time)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev,tensorboard]'
+	$(BIN)/python -c 'import likethat.workflows.train'  # compiles what all processes load, before several of them would
 	@touch $@
 
 demo: .venv/installed

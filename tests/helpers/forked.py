@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+import torch
+
 from likethat.cli.parser import main
 from likethat.workflows.reproduce import schedule
 
@@ -44,6 +46,7 @@ class ForkedCommand:
         os.closerange(3, MOST_FILES)
         os.environ.clear()
         os.environ.update(environment)
+        torch.set_num_threads(1)  # makes torch's own pool anew, which two threads that begin at once would do in a race
 
     def poll(self) -> int | None:
         return self._look(os.WNOHANG)

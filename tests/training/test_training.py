@@ -59,9 +59,9 @@ def test_the_baseline_teaches_what_it_thinks_of_a_view_and_of_its_mirror_image(f
     baseline = BaselineClassifier(model.backbone, 3)
     torch.nn.init.normal_(baseline.head.weight)  # or it would be of one mind about all pictures
     x_B3HW, label_B = random_images(4, 3).batch(torch.arange(4))
-    known_B1 = label_B[:, None], torch.ones(4, 1), torch.arange(4)[:, None]
+    known = label_B[:, None], torch.ones(4, 1), torch.arange(4)[:, None], torch.arange(4)
     cells = torch.zeros(4, 3, 3, dtype=torch.bool), torch.zeros(4, 1, 2, 3, 3, dtype=torch.bool)
-    costs = batch_costs(RunState(model, baseline), "joint", config, x_B3HW, *known_B1, *cells)
+    costs = batch_costs(RunState(model, baseline), "joint", config, x_B3HW, *known, *cells)
     with torch.no_grad():
         seen_BK, mirrored_BK = baseline(x_B3HW).softmax(1), baseline(x_B3HW.flip(3)).softmax(1)
         said_BK = model(x_B3HW).logits_BK.log_softmax(1)

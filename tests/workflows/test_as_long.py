@@ -120,7 +120,8 @@ def test_its_loss_is_that_of_labels_by_area_and_its_own_probabilities() -> None:
     x_B3HW, _ = random_images(4, 3).batch(torch.arange(4))
     label_BV, piece_B = torch.tensor([[0, 1], [1, 1], [2, 0], [0, 2]]), torch.tensor([0.4, 0.0, 0.25, 0.1])
     nothing = torch.zeros(4, 0)
-    batch = Shown(x_B3HW, label_BV, torch.stack([1 - piece_B, piece_B], 1), nothing, nothing, nothing)
+    share_BV = torch.stack([1 - piece_B, piece_B], 1)
+    batch = Shown(x_B3HW, label_BV, share_BV, nothing, torch.arange(4), nothing, nothing)
     costs = batch_costs(state, "joint", config, *batch)
     expected = 0.0
     assert state.baseline is not None

@@ -17,7 +17,7 @@ from likethat.metrics.sweep import ATTACKED, PERTURBED, Batch, Metric, Subject, 
 from likethat.progress import Display
 from likethat.runs.classifier import load
 from likethat.runs.data import open_test_data
-from likethat.workflows.interpretability import evaluate_interpretability
+from likethat.workflows.interpretability import Interpretability, evaluate_interpretability
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +88,16 @@ def test_part_is_refused_where_it_means_nothing(run: Path, tmp_path: Path) -> No
     assert "leave out --part val" in done.stderr
 
 
-def test_the_same_run_gives_the_same_figures(run: Path) -> None:
-    first, second = (evaluate_interpretability(load(run, "cpu"), None, Display(quiet=True)) for _ in range(2))
-    assert first.figures == second.figures
+@pytest.fixture(scope="module")
+def measured(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Interpretability:
+    """What is measured of the run, whose own folder stays as it is."""
+    copy = shutil.copytree(run, tmp_path_factory.mktemp("copy") / "run")
+    return evaluate_interpretability(load(copy, "cpu"), None, Display(quiet=True))
+
+
+def test_the_same_run_gives_the_same_figures(run: Path, measured: Interpretability) -> None:
+    again = evaluate_interpretability(load(run, "cpu"), None, Display(quiet=True))
+    assert again.figures == measured.figures
 
 
 def test_other_data_leaves_the_run_as_it_is(run: Path, tmp_path: Path) -> None:
@@ -170,17 +177,17 @@ def test_intervals_cover_the_truth_about_as_often_as_they_promise() -> None:
     assert 0.9 < covered["bootstrap"] / 300 < 0.99
 
 
-def test_a_run_combined_with_itself_lands_on_parts_as_it_does_alone(run: Path, tmp_path: Path) -> None:
+def test_a_run_combined_with_itself_lands_on_parts_as_it_does_alone(
+    run: Path, measured: Interpretability, tmp_path: Path
+) -> None:
     """Members are numbered through, and each is measured at its own maps."""
     likethat("combine", run, run, "--out", tmp_path / "twice")
-    alone, twice = (
-        evaluate_interpretability(load(path, "cpu"), None, Display(quiet=True)) for path in (run, tmp_path / "twice")
-    )
-    values = [{figure.name: figure.value for figure in result.figures} for result in (alone, twice)]
+    twice = evaluate_interpretability(load(tmp_path / "twice", "cpu"), None, Display(quiet=True))
+    values = [{figure.name: figure.value for figure in result.figures} for result in (measured, twice)]
     same = "consistency", "purity", "part coverage", "pointing game", "mixed prototypes", "connections that are zero"
     for name in same:
         assert values[0][name] == pytest.approx(values[1][name]), name
-    assert twice.by_prototype["purity"] == alone.by_prototype["purity"] * 2
+    assert twice.by_prototype["purity"] == measured.by_prototype["purity"] * 2
     assert "How good the explanations are" in (tmp_path / "twice" / "report.html").read_text()
 
 

