@@ -112,7 +112,7 @@ class TrainConfig:
     cluster: float = _option(0.0, "weight of the cluster cost")
     separation: float = _option(0.0, "weight of the separation cost")
     locality: float = _option(6.0, "weight of the locality cost: the same pixels give like patches, whatever is around")
-    context: float = _option(1.0, "weight of the context cost: an invisible change around a patch takes little of it")
+    context: float = _option(0.8, "weight of the context cost: an invisible change around a patch takes little of it")
     on_mask: float = _option(0.0, "weight of the mask cost: prototypes of a class are found on its pictures' masks")
     place: float = _option(1.0, "weight of the place cost: prototypes are found on the part that they were cut from")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")

@@ -123,9 +123,11 @@ def test_context_cost_is_that_of_the_loops() -> None:
         assert float(map_HW[row, column]) > LEAST
         lost[turn] = max(0.0, 1 - after / float(map_HW[row, column]))
     assert max(lost.values()) > 1e-3, "the changes changed nothing"
-    cost = context_cost(model, model.latent(batch.x_B3HW), batch)
+    z_BDHW = model.latent(batch.x_B3HW).detach().requires_grad_()
+    cost = context_cost(model, z_BDHW, batch)
     assert float(cost.detach()) == pytest.approx(sum(lost.values()) * EVERY / 10, rel=1e-3)
     cost.backward()
+    assert z_BDHW.grad is None, "patches would do well to be less like prototypes where nothing has changed"
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in model.backbone.parameters())
 
 
