@@ -159,7 +159,7 @@ class ScoredPicture:
         painted = "painted over with the mean colour of the rest before the model saw the picture"
         return f"{parts} of it {'was' if len(self.hidden) == 1 else 'were'} {painted}." if self.hidden else ""
 
-    @property
+    @cached_property
     def sheets(self) -> tuple[Sheet, ...]:
         """Return all sheets in the order in which they are read: what decides first, then the classes' own."""
         return self.classes if self.rival is None else (self.difference(), *self.classes)
