@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from likethat.data.files import digest_file
-from likethat.data.reading.workers import map_in_threads
 from likethat.runs import layout
 from likethat.runs.atomic_files import unreadable, write_json
 from likethat.runs.schema import read_document
@@ -36,9 +35,8 @@ LATER = (
 
 def write_manifest(run: Path) -> None:
     """Write the digests of a run that is complete."""
-    names = list(_files_of(run))
-    digests = map_in_threads(lambda name: _digest(run / name), names)
-    _write(run, dict(zip(names, digests, strict=True)))
+    # One after another: most files are small, and threads would spend more time on handing over Python's lock.
+    _write(run, {name: _digest(run / name) for name in _files_of(run)})
 
 
 def update_manifest(run: Path, *names: str) -> None:
