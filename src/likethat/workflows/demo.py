@@ -20,7 +20,10 @@ SPECIES = 8
 # Small pictures and few passes, so that two CPU cores are enough, and as many prototypes of a class as these birds have
 # parts that are found well. Everything else is the default preset.
 OPTIONS: dict[str, Any] = {
-    **{"input_size": (160, 160), "batch_size": 32, "baseline_epochs": 5, "joint_epochs": (6, 2)},
+    "input_size": (160, 160),
+    "batch_size": 32,
+    "baseline_epochs": 5,
+    "joint_epochs": (6, 2),
     "prototypes_per_class": 3,
 }
 
