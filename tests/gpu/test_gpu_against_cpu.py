@@ -68,6 +68,23 @@ def test_projection_scores_and_nearest_patches(similarity: str) -> None:
     torch.testing.assert_close(near[1].distance_Pk.cpu(), near[0].distance_Pk, rtol=1e-3, atol=1e-4)
 
 
+def test_rough_projection_takes_exact_patches_that_are_nearly_nearest() -> None:
+    """It compares patches in TF32, whose products are good to a thousandth."""
+    exact, rough = on_both(similarity="cosine")[1], on_both(similarity="cosine")[1]
+    before_PD = exact[0].prototype_layer.vectors().clone()
+    nearest = project(*exact, CLASSES)
+    found = project(*rough, CLASSES, is_rough=True)
+    model, images = rough
+    with torch.no_grad():
+        patch_NDHW = model.prototype_layer.patches(model.latent(images.batch(torch.arange(len(images)))[0]))
+    vector_PD = model.prototype_layer.vectors()
+    torch.testing.assert_close(
+        vector_PD, patch_NDHW[found.image_P, :, found.row_P, found.column_P], rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(found.moved_P, (vector_PD - before_PD).norm(dim=1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.moved_P.sum(), nearest.moved_P.sum(), rtol=5e-3, atol=0)
+
+
 def test_prototypes_are_chosen_alike() -> None:
     found = []
     for model, images in on_both(add_on="linear", similarity="cosine"):

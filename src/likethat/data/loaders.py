@@ -51,21 +51,21 @@ class Images:
 class ViewedImages(Images):
     """A few views of every picture, always the same. View v of picture i is row v * pictures + i."""
 
-    views: Views
+    views: Views  # on the device, so that a batch waits for nothing
 
     def image_of(self, row_B: Tensor) -> Tensor:
         return row_B % len(self.pixel_NHW3)
 
     def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
         x_B3HW, label_B = super().batch(index_B)
-        return show(x_B3HW, self.views[index_B.cpu()].to(self.device)), label_B
+        return show(x_B3HW, self.views[send(index_B, self.device)]), label_B
 
 
 def views_of(images: Images, config: AugmentConfig, seed: int, count: int = 1) -> ViewedImages:
     height, width = images.pixel_NHW3.shape[1:3]
     config = replace(config, cutmix=0.0)  # a view of one picture
     views = draw_views(count * len(images), height / width, config, torch.Generator().manual_seed(seed))
-    return ViewedImages(images.pixel_NHW3, images.label_N.repeat(count), images.device, views)
+    return ViewedImages(images.pixel_NHW3, images.label_N.repeat(count), images.device, views.to(images.device))
 
 
 def to_unit(pixels: Tensor) -> Tensor:

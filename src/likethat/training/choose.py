@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from likethat.data.loaders import Images
-from likethat.distributed import all_reduce_sum, gather_rows, own_shard
-from likethat.inference.feature_maps import FeatureMaps, features_of, own_features_of
+from likethat.distributed import all_reduce_sum, gather_rows
+from likethat.inference.feature_maps import FeatureMaps, own_features_of
 from likethat.inference.moments import Moments, feature_moments, principal_components
-from likethat.inference.passes import EVAL_BATCH, groups_within, scores_by
+from likethat.inference.passes import groups_within, scores_by
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores, reset_last_layer
 from likethat.runtime import send
 from likethat.training.parts import Parts
-from likethat.training.project import Projection
+from likethat.training.project import Projection, embed
 
 MOST_BYTES = 2**29  # of patches in memory at a time
 COMMON = 3.0  # weight of a patch's likeness to cells in general, against its likeness to those of its class and part
@@ -144,17 +144,3 @@ def scale_last_layer(model: ProtoPNet, images: Images | FeatureMaps, source_P: T
         entropy_NL[image_B] = F.cross_entropy(logits_BKL, label_BL, label_smoothing=SMOOTHING, reduction="none")
     best = SCALES[int(gather_rows(entropy_NL).mean(0).argmin())]
     reset_last_layer(model, best / float(own_KP.sum(1).float().mean()), 0.0)
-
-
-def embed(model: ProtoPNet, images: Images | FeatureMaps, image_S: Tensor, place_S: Tensor) -> Tensor:
-    """Return the latent vectors of patches, each a place (row by row) in an image: S x D."""
-    layer = model.prototype_layer
-    image_U, inverse_S = image_S.unique(return_inverse=True)
-    vector_SD = layer.vectors().new_zeros(len(image_S), layer.vectors().shape[1])
-    part = own_shard(len(image_U), EVAL_BATCH)
-    for start in range(part.start, part.stop, EVAL_BATCH):
-        feature_BCHW = features_of(model.backbone, images, image_U[start : start + EVAL_BATCH])
-        patch_BDS = layer.patches(model.add_on(feature_BCHW)).flatten(2)
-        here_s = ((inverse_S >= start) & (inverse_S < start + EVAL_BATCH)).nonzero()[:, 0]
-        vector_SD[here_s] = patch_BDS[inverse_S[here_s] - start, :, place_S[here_s]]
-    return gather_rows(vector_SD)

@@ -88,13 +88,15 @@ def context_cost(model: ProtoPNet, z_BDHW: Tensor, batch: Shown) -> Tensor:
     attacked_b = (turn_B % EVERY).argsort(stable=True)[: -(-len(turn_B) // EVERY)]  # a number that is known beforehand
     round_b, is_due_b = turn_B[attacked_b] // EVERY, turn_B[attacked_b] % EVERY == 0
     x_b3HW, label_b = batch.own(batch.x_B3HW)[attacked_b], batch.label_BV[attacked_b, 0]
-    z_bDHW = batch.own(z_BDHW)[attacked_b].detach()
-    similarity_bmS = own_similarities(model, z_bDHW, label_b[:, None])[:, 0].flatten(2).detach()
-    best_bm = similarity_bmS.amax(2)
-    which_b = torch.where(round_b % 2 == 0, best_bm.argmax(1), round_b // 2 % best_bm.shape[1])
-    similarity_bS = similarity_bmS.gather(1, which_b[:, None, None].expand(-1, 1, similarity_bmS.shape[2]))[:, 0]
-    before_b, place_b1 = similarity_bS.max(1).values, similarity_bS.argmax(1, keepdim=True)
-    vector_bD = by_class(model.prototype_layer.vectors(), model.prototypes_of_class)[label_b, which_b].detach()
+    with torch.no_grad():
+        similarity_bmHW = own_similarities(model, batch.own(z_BDHW)[attacked_b], label_b[:, None])[:, 0]
+        similarity_bmS = similarity_bmHW.flatten(2)
+        best_bm = similarity_bmS.amax(2)
+        which_b = torch.where(round_b % 2 == 0, best_bm.argmax(1), round_b // 2 % best_bm.shape[1])
+        similarity_bS = similarity_bmS.gather(1, which_b[:, None, None].expand(-1, 1, similarity_bmS.shape[2]))[:, 0]
+        before_b1, place_b1 = similarity_bS.max(1, keepdim=True)
+        before_b = before_b1[:, 0]
+        vector_bD = by_class(model.prototype_layer.vectors(), model.prototypes_of_class)[label_b, which_b]
 
     def similarity_there(changed_b3HW: Tensor) -> Tensor:
         patch_bD = at_places(model.prototype_layer.patches(model.latent(changed_b3HW)), place_b1)[:, 0]

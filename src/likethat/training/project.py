@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from likethat.data.loaders import Images
-from likethat.distributed import gather_nearest, own_shard
+from likethat.distributed import gather_nearest, gather_rows, own_shard
 from likethat.errors import UserError
+from likethat.inference.feature_maps import FeatureMaps, features_of
 from likethat.inference.passes import EVAL_BATCH, groups_within
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import squared_distances
 from likethat.progress import Advance
-from likethat.runtime import send
+from likethat.runtime import send, tf32_convolutions
 
 MOST_BYTES = 2**28  # of candidates in memory at a time
 FAR = 1e6  # added to the distance of patches that are off the object
@@ -130,9 +132,14 @@ def project(
     classes: tuple[str, ...],
     advance: Advance | None = None,
     on_NHW: Tensor | None = None,
+    *,
+    is_rough: bool = False,
 ) -> Projection:
     """Project all prototypes in one pass over the unaugmented training images, in evaluation mode and fp32. Patches off
     the cells of `on_NHW` are taken only where no others are left.
+
+    A projection that others follow may be rough: a GPU compares patches after convolutions in TF32, and then embeds
+    those that are taken in fp32. What a prototype becomes is exactly a patch in any case.
 
     Within a class, the closest pair of prototype and patch is settled first, then the closest pair among the
     prototypes and patches still free, and so on. Ties go to the lower prototype, the earlier image, the earlier
@@ -143,14 +150,33 @@ def project(
     layer = model.prototype_layer
     patch_P, vector_PD = torch.zeros_like(layer.class_P), torch.zeros_like(layer.vectors())
     off_NS = None if on_NHW is None else off_object(on_NHW, layer.window)
-    for candidates in nearest_of_own_class(model, images, advance, off_NS):
-        patch_P[candidates.number_p], vector_PD[candidates.number_p] = candidates.chosen()
+    is_rough = is_rough and images.device.type == "cuda"
+    with tf32_convolutions() if is_rough else nullcontext():
+        for candidates in nearest_of_own_class(model, images, advance, off_NS):
+            patch_P[candidates.number_p], vector_PD[candidates.number_p] = candidates.chosen()
+    height, width = model.patch_grid
+    image_P, place_P = patch_P // (height * width), patch_P % (height * width)
+    if is_rough:
+        vector_PD = embed(model, images, image_P, place_P)
     moved_P = (vector_PD - layer.vectors()).norm(dim=1)
     layer.unprojected_PDhw.copy_(layer.prototype_PDhw)
     layer.prototype_PDhw.copy_(vector_PD.view_as(layer.prototype_PDhw))
-    height, width = model.patch_grid
-    place_P = patch_P % (height * width)
-    return Projection(patch_P // (height * width), place_P // width, place_P % width, moved_P)
+    return Projection(image_P, place_P // width, place_P % width, moved_P)
+
+
+@torch.no_grad()
+def embed(model: ProtoPNet, images: Images | FeatureMaps, image_S: Tensor, place_S: Tensor) -> Tensor:
+    """Return the latent vectors of patches, each a place (row by row) in an image: S x D."""
+    layer = model.prototype_layer
+    image_U, inverse_S = image_S.unique(return_inverse=True)
+    vector_SD = layer.vectors().new_zeros(len(image_S), layer.vectors().shape[1])
+    part = own_shard(len(image_U), EVAL_BATCH)
+    for start in range(part.start, part.stop, EVAL_BATCH):
+        feature_BCHW = features_of(model.backbone, images, image_U[start : start + EVAL_BATCH])
+        patch_BDS = layer.patches(model.add_on(feature_BCHW)).flatten(2)
+        here_s = ((inverse_S >= start) & (inverse_S < start + EVAL_BATCH)).nonzero()[:, 0]
+        vector_SD[here_s] = patch_BDS[inverse_S[here_s] - start, :, place_S[here_s]]
+    return gather_rows(vector_SD)
 
 
 def off_object(on_NHW: Tensor, window: tuple[int, int]) -> Tensor:

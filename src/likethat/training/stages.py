@@ -23,7 +23,7 @@ from likethat.inference.passes import (
     own_batches_of,
 )
 from likethat.inference.score_cache import cached_scores
-from likethat.models.backbone import configured_backbone, place
+from likethat.models.backbone import Backbone, configured_backbone, place
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import set_latent_width
 from likethat.models.prototypes import SIMILARITIES
@@ -76,15 +76,7 @@ def find_parts_of_images(state: RunState, entry: PlanEntry, course: Course) -> N
     """Find the parts that prototypes will show, by the backbone's weights before any training: fine-tuning for classes
     makes patches of one class alike, whatever part they show."""
     config, display, started = course.config, course.display, time.monotonic()
-    torch.manual_seed(seed_for(config.train.seed, "weights"))  # where they are random, those that training begins with
-    try:
-        backbone = configured_backbone(config.model, config.model.weights)
-    except UserError as error:
-        if not config.train.from_baseline:
-            raise
-        display.line(f"note: parts are found by the baseline's own weights ({error})")
-        backbone = state.backbone
-    backbone, count = place(backbone, course.train.device).eval(), config.model.prototypes_per_class
+    backbone, count = _untrained_backbone(state, course).eval(), config.model.prototypes_per_class
     with display.task("parts of the pictures") as advance:
         maps = maps_if_they_fit(backbone, course.train, advance)
         state.parts = find_parts(backbone, maps, count, _cells_to_choose(course))
@@ -93,6 +85,20 @@ def find_parts_of_images(state: RunState, entry: PlanEntry, course: Course) -> N
     shown_m = state.parts.shown_Nm.float().mean(0).tolist()
     state.metrics.append({**asdict(entry), "shown": shown_m, "seconds": time.monotonic() - started})
     display.line(f"{count} parts found, each in {min(shown_m):.0%} to {max(shown_m):.0%} of the training images")
+
+
+def _untrained_backbone(state: RunState, course: Course) -> Backbone:
+    """Return the run's backbone, which nothing has trained yet; or one with the weights that it is configured with,
+    where a finished baseline's is the run's."""
+    config = course.config
+    if not config.train.from_baseline:
+        return state.backbone
+    torch.manual_seed(seed_for(config.train.seed, "weights"))  # where they are random, those that training begins with
+    try:
+        return place(configured_backbone(config.model, config.model.weights), course.train.device)
+    except UserError as error:
+        course.display.line(f"note: parts are found by the baseline's own weights ({error})")
+        return state.backbone
 
 
 def _cells_to_choose(course: Course) -> Tensor | None:
@@ -146,7 +152,8 @@ def project_prototypes(state: RunState, entry: PlanEntry, course: Course) -> Non
     model, val, display = state.protopnet, course.val, course.display
     started = time.monotonic()
     with display.task("projection") as advance:
-        state.projection = project(model, course.train, course.classes, advance, _cells_to_choose(course))
+        search = (course.train, course.classes, advance, _cells_to_choose(course))
+        state.projection = project(model, *search, is_rough=entry.cycle + 1 < len(course.config.train.joint_epochs))
     layers = (model.prototype_layer.before_projection(), model.prototype_layer)
     heads = [(layer, model.last_layer.weight) for layer in layers]
     logits = logits_by(heads, latents_of(model, own_batches_of(val)), len(val), val.device)
