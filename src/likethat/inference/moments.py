@@ -30,17 +30,19 @@ def feature_moments(backbone: Backbone, images: Images | FeatureMaps, each: int)
     places, channels = backbone.map_size[0] * backbone.map_size[1], backbone.channels
     spread_e = torch.arange(each, device=images.device) * places // max(1, each)
     sample_NeC = torch.zeros(len(images), each, channels, device=images.device)
-    seen, total_C, product_CC = 0, torch.zeros(channels).double(), torch.zeros(channels, channels).double()
+    home = torch.device("cpu") if images.device.type == "mps" else images.device  # MPS has no double precision
+    total_C = torch.zeros(channels, dtype=torch.double, device=home)
+    seen, product_CC = 0, torch.zeros(channels, channels, dtype=torch.double, device=home)
     for index_B, feature_BCHW, _ in own_features_of(backbone, images):
         here_B = send(index_B, images.device)
         sample_NeC[here_B] = at_places(feature_BCHW, (here_B[:, None] * STRIDE + spread_e) % places)
         flat_SC = feature_BCHW.flatten(2).mT.flatten(0, 1)
         seen += len(flat_SC)
-        total_C = total_C + flat_SC.sum(0).cpu().double()
-        product_CC = product_CC + (flat_SC.T @ flat_SC).cpu().double()
+        total_C = total_C + flat_SC.sum(0).to(home).double()
+        product_CC = product_CC + (flat_SC.T @ flat_SC).to(home).double()
     patches = int(all_reduce_sum(torch.tensor(seen)))
-    mean_C = all_reduce_sum(total_C) / patches
-    covariance_CC = all_reduce_sum(product_CC) / patches - torch.outer(mean_C, mean_C)
+    mean_C = all_reduce_sum(total_C.cpu()) / patches
+    covariance_CC = all_reduce_sum(product_CC.cpu()) / patches - torch.outer(mean_C, mean_C)
     return Moments(mean_C, covariance_CC, gather_rows(sample_NeC).flatten(0, 1))
 
 
