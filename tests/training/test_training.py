@@ -14,6 +14,7 @@ from likethat.config import AugmentConfig, resolve
 from likethat.data.augment import draw_views, of_shown, show, shown_shares
 from likethat.data.loaders import training_batches, views_of
 from likethat.errors import UserError
+from likethat.inference import passes
 from likethat.models.baseline import BaselineClassifier
 from likethat.training import project as project_module
 from likethat.training.loop import batch_costs
@@ -196,7 +197,7 @@ def test_projection_is_the_nearest_free_patch(
 ) -> None:
     """Against the definition spelled out: all pairs sorted by distance, settled one after the other."""
     monkeypatch.setattr(project_module, "MOST_BYTES", most)
-    monkeypatch.setattr(project_module, "EVAL_BATCH", batch)
+    monkeypatch.setattr(passes, "EVAL_BATCH", batch)
     model = tiny_model(counts, prototype_shape=window, similarity=similarity)
     images = random_images(31, 3)  # 31: classes of uneven size, mixed order
     before = model.prototype_layer.vectors().detach().clone()

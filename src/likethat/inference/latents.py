@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.loaders import Images
-from likethat.inference.passes import EVAL_BATCH, batches_of, precision_for, scores_by
+from likethat.inference.passes import batches_of, eval_batch, precision_for, scores_by
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import PrototypeLayer
 from likethat.progress import Advance
@@ -35,7 +35,8 @@ class Latents:
 
     def batches(self) -> Iterator[Tensor]:
         """Yield the maps in order, cut as images are, so that the network's prototypes score the same to the bit."""
-        return (z_BDHW.to(self.label_N.device) for z_BDHW in self.z_NDHW.split(EVAL_BATCH))
+        device = self.label_N.device
+        return (z_BDHW.to(device) for z_BDHW in self.z_NDHW.split(eval_batch(device)))
 
     def of_images(self, image_B: Tensor) -> Tensor:
         return self.z_NDHW[image_B.cpu()].to(self.label_N.device)

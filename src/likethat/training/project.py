@@ -14,7 +14,7 @@ from likethat.data.loaders import Images
 from likethat.distributed import gather_nearest, gather_rows, own_shard
 from likethat.errors import UserError
 from likethat.inference.feature_maps import FeatureMaps, features_of
-from likethat.inference.passes import EVAL_BATCH, groups_within
+from likethat.inference.passes import eval_batch, groups_within
 from likethat.models.protopnet import ProtoPNet
 from likethat.models.prototypes import squared_distances
 from likethat.progress import Advance
@@ -170,11 +170,12 @@ def embed(model: ProtoPNet, images: Images | FeatureMaps, image_S: Tensor, place
     layer = model.prototype_layer
     image_U, inverse_S = image_S.unique(return_inverse=True)
     vector_SD = layer.vectors().new_zeros(len(image_S), layer.vectors().shape[1])
-    part = own_shard(len(image_U), EVAL_BATCH)
-    for start in range(part.start, part.stop, EVAL_BATCH):
-        feature_BCHW = features_of(model.backbone, images, image_U[start : start + EVAL_BATCH])
+    size = eval_batch(images.device)
+    part = own_shard(len(image_U), size)
+    for start in range(part.start, part.stop, size):
+        feature_BCHW = features_of(model.backbone, images, image_U[start : start + size])
         patch_BDS = layer.patches(model.add_on(feature_BCHW)).flatten(2)
-        here_s = ((inverse_S >= start) & (inverse_S < start + EVAL_BATCH)).nonzero()[:, 0]
+        here_s = ((inverse_S >= start) & (inverse_S < start + size)).nonzero()[:, 0]
         vector_SD[here_s] = patch_BDS[inverse_S[here_s] - start, :, place_S[here_s]]
     return gather_rows(vector_SD)
 
@@ -196,13 +197,13 @@ def nearest_of_own_class(
     height, width = model.patch_grid
     place_S = torch.arange(height * width, device=images.device)
     most = int(model.own_KP.sum(1).max())
-    size = 4 * most * most * layer.vectors().shape[1]
-    for labels in groups_within([size] * model.num_classes, MOST_BYTES):
+    size, nbytes = eval_batch(images.device), 4 * most * most * layer.vectors().shape[1]
+    for labels in groups_within([nbytes] * model.num_classes, MOST_BYTES):
         candidates = Candidates(model, labels)
         first, end = before_K[labels.start - 1] if labels.start else 0, before_K[labels.stop - 1]
-        part = own_shard(end - first, EVAL_BATCH)
-        for start in range(first + part.start, first + part.stop, EVAL_BATCH):
-            index_B = order_N[start : min(start + EVAL_BATCH, first + part.stop)]
+        part = own_shard(end - first, size)
+        for start in range(first + part.start, first + part.stop, size):
+            index_B = order_N[start : min(start + size, first + part.stop)]
             patch_BDHW = layer.patches(model.latent(images.batch(index_B)[0]))
             number_BS = send(index_B, images.device)[:, None] * len(place_S) + place_S
             off_BS = None if off_NS is None else send(off_NS[index_B.to(off_NS.device)], images.device)
