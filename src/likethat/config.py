@@ -53,6 +53,7 @@ class ModelConfig:
         words={"none": NO_WINDOWS},
     )
     fine_map: bool = _option(True, "the network's last stride of 2 becomes 1: twice as many rows and columns of cells")
+    shift: int = _option(0, "pixels that a network sees pictures moved up and left by: cells look beside their middle")
     add_on: str = _option("linear", "layers between backbone and prototypes", ("regular", "bottleneck", "linear"))
     latent_width: int = _option(
         512,
@@ -94,6 +95,7 @@ class TrainConfig:
         "", "finished baseline to take prototypes from instead: its run folder or a file of a timm model's weights"
     )
     fit_head: bool = _option(False, "solve for the baseline's linear layer on the backbone as it is, without epochs")
+    decisive_parts: bool = _option(False, "a prototype of a class shows where it differs from the class most like it")
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
     joint_epochs: tuple[int, ...] = _option((20, 5), "epochs of joint training before projections, one number a cycle")
     batch_norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
@@ -117,6 +119,7 @@ class TrainConfig:
     place: float = _option(1.0, "weight of the place cost: prototypes are found on the part that they were cut from")
     l1: float = _option(1e-3, "lambda of the last layer: L1 weight of connections to other classes")
     ridge: float = _option(1e-4, "weight of the pull of connections to 1 (own class) or 0; makes the optimum exist")
+    distinct: bool = _option(False, "the pull of --ridge is stronger on prototypes that another class looks like, too")
     own_positive: bool = _option(True, "own connections are 0 or above: looking like a class never speaks against it")
     last_layer_views: int = _option(4, "views of every training image that the last layer learns from")
     compile: bool | None = _option(
@@ -293,7 +296,7 @@ def _check(config: Config) -> None:
             "--from-baseline); without one, name a number",
         ),
         (min(config.model.prototype_shape) >= 1, "--prototype-shape must be at least 1"),
-        (config.model.box_margin >= 0, "--box-margin must not be negative"),
+        (config.model.box_margin >= 0 <= config.model.shift, "--box-margin and --shift must not be negative"),
         (
             16 <= min(config.model.input_size) <= max(config.model.input_size) <= MOST_INPUT,
             f"--input-size must lie between 16 and {MOST_INPUT}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 # Of the control groups of Linux, version 2 and 1, as a container sees its own.
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+# glibc's M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_MAX: kept is what was freed, and as a process begins with.
+KEPT = ((-1, 2**31 - 1), (-2, 2**26), (-4, 0))
+AS_BEGUN = ((-1, 2**17), (-2, 2**17), (-4, 2**16))
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED")  # CUDA, the CPU; cuBLAS and cuDNN
 
@@ -155,6 +161,24 @@ def stop_on_signals() -> Iterator[StopFlag]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def freed_memory_kept(device: torch.device) -> Iterator[None]:
+    """Keep what is freed in the block for what is needed next, on a CPU with glibc: it would give large arrays back to
+    Linux and get them again in every step, each time cleared page by page."""
+    if sys.platform != "linux" or device.type != "cpu" or not hasattr(ctypes.CDLL(None), "mallopt"):
+        yield
+        return
+    library = ctypes.CDLL(None)
+    for option, value in KEPT:
+        library.mallopt(option, value)
+    try:
+        yield
+    finally:
+        for option, value in AS_BEGUN:
+            library.mallopt(option, value)
+        library.malloc_trim(0)
 
 
 @contextmanager

@@ -205,3 +205,11 @@ def test_distances_in_bfloat16_are_those_in_fp32() -> None:
         mixed, exact = layer(z_BDHW), layer(z_BDHW.float())
     torch.testing.assert_close(mixed.distances(), exact.distances(), rtol=0, atol=2e-6)
     torch.testing.assert_close(mixed.smallest(), exact.smallest(), rtol=0, atol=2e-6)
+
+
+def test_a_shifted_network_sees_pictures_moved_up_and_left() -> None:
+    plain, shifted = (create_backbone("test_resnet", "none", (64, 64), shift=pixels).eval() for pixels in (0, 5))
+    shifted.load_state_dict(plain.state_dict())
+    x_B3HW = torch.rand(2, 3, 64, 64)
+    row_64 = (torch.arange(64) + 5).clamp(max=63)
+    torch.testing.assert_close(shifted(x_B3HW), plain(x_B3HW[:, :, row_64][:, :, :, row_64]))

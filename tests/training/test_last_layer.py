@@ -11,6 +11,7 @@ from scipy.special import log_softmax, softmax
 
 from likethat.errors import UserError
 from likethat.training.last_layer import objective, solve_last_layer, solve_path
+from likethat.training.last_layer_problem import DISTINCT
 
 Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 
@@ -33,7 +34,7 @@ def duplicated_columns(seed: int) -> Problem:
     return score_NP, label_N, class_P, num_classes
 
 
-def reference_minimum(problem: Problem, lam: float, ridge: float, own_positive: bool = False) -> float:
+def reference_minimum(problem: Problem, lam: float, ridge: float | np.ndarray, own_positive: bool = False) -> float:
     """The same objective written from the paper, w = u - v with u, v >= 0, and minimised by L-BFGS-B."""
     score, label, classes = (tensor.numpy() for tensor in problem[:3])
     num_classes, count = problem[3], len(label)
@@ -46,7 +47,7 @@ def reference_minimum(problem: Problem, lam: float, ridge: float, own_positive: 
         logits = score @ w.T
         loss = -log_softmax(logits, axis=1)[np.arange(count), label].mean()
         smooth = (softmax(logits, axis=1) - np.eye(num_classes)[label]).T @ score / count + ridge * (w - own)
-        value = loss + lam * (u + v)[~own].sum() + 0.5 * ridge * ((w - own) ** 2).sum()
+        value = loss + lam * (u + v)[~own].sum() + 0.5 * (ridge * (w - own) ** 2).sum()
         penalty = lam * ~own
         return value, np.concatenate([(smooth + penalty).ravel(), (-smooth + penalty).ravel()])
 
@@ -276,3 +277,23 @@ def test_mistakes_are_named(change: dict, message: str) -> None:
     arguments = dict(zip(names, make_problem(0), strict=True)) | {"lam": 1e-4, "ridge": 1e-5} | change
     with pytest.raises(UserError, match=message):
         solve_last_layer(**arguments)
+
+
+@pytest.mark.parametrize("own_positive", [False, True])
+def test_what_another_class_looks_like_too_is_pulled_more(own_positive: bool) -> None:
+    """The ridge of an own connection is that of the most distinct prototype of its class, as much larger as this one is
+    less distinct."""
+    problem = score_NP, label_N, class_P, _ = make_problem(5, prototypes=(3, 1, 2), gap=0.6)
+    score_NP[label_N == 1, 0] += 1.0  # more than its own class
+    ridge = np.full((3, 6), 1e-3)
+    for label in range(3):
+        mean = {k: score_NP[label_N == k].mean(0).tolist() for k in range(3)}
+        of_class = [p for p in range(6) if class_P[p] == label]
+        likeness = {p: max(mean[k][p] for k in range(3) if k != label) / mean[label][p] for p in of_class}
+        distinct = {p: DISTINCT + 1 - min(1.0, likeness[p]) for p in of_class}
+        for p in of_class:
+            ridge[label, p] *= max(distinct.values()) / distinct[p]
+    terms = {"lam": 1e-2, "own_positive": own_positive}
+    solution = solve_last_layer(*problem, ridge=1e-3, distinct=True, tol=1e-8, max_iterations=5000, **terms)
+    assert ridge.max() > 5e-3
+    assert solution.objective == pytest.approx(reference_minimum(problem, ridge=ridge, **terms), abs=1e-8)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import timm
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from likethat.config import ModelConfig
@@ -39,9 +40,9 @@ class Backbone(nn.Module):
     takes = "pictures"
     began_with = "random weights"  # for people
 
-    def __init__(self, name: str, input_size: tuple[int, int], *, fine_map: bool = False) -> None:
+    def __init__(self, name: str, input_size: tuple[int, int], *, fine_map: bool = False, shift: int = 0) -> None:
         super().__init__()
-        self.name = name
+        self.name, self.shift = name, shift
         self.input_size = input_size
         self.net_size = input_size  # of what the timm model is given
         self.net = create_timm(name, input_size)
@@ -89,7 +90,7 @@ class Backbone(nn.Module):
 
     def map_of(self, x_B3HW: Tensor) -> Tensor:
         """Return the map of these pictures, all of them looked at together."""
-        return self.features(x_B3HW)
+        return self.features(moved(x_B3HW, self.shift) if self.shift else x_B3HW)
 
     def features(self, x_B3HW: Tensor) -> Tensor:
         """Return the timm model's own map of pictures of `net_size`."""
@@ -119,6 +120,11 @@ class Backbone(nn.Module):
         if grid is None or grid[0] * grid[1] != tokens:
             raise UserError(f"{self.name} does not say how its tokens lie in the picture; choose another timm model.")
         return int(grid[0]), int(grid[1])
+
+
+def moved(x_B3HW: Tensor, pixels: int) -> Tensor:
+    """Return pictures moved up and left; their last rows and columns fill what becomes free."""
+    return F.pad(x_B3HW, (0, pixels, 0, pixels), mode="replicate")[:, :, pixels:, pixels:]
 
 
 def create_timm(name: str, input_size: tuple[int, int], *, num_classes: int = 0, pretrained: bool = False) -> nn.Module:
@@ -175,7 +181,8 @@ class WindowedBackbone(Backbone):
 
 def configured_backbone(config: ModelConfig, weights: str) -> Backbone:
     """Return the backbone that a configuration asks for, with these weights."""
-    return create_backbone(config.backbone, weights, config.input_size, config.windows, fine_map=config.fine_map)
+    name, size, windows = config.backbone, config.input_size, config.windows
+    return create_backbone(name, weights, size, windows, fine_map=config.fine_map, shift=config.shift)
 
 
 def create_backbone(
@@ -185,11 +192,12 @@ def create_backbone(
     windows: tuple[int, int] = NO_WINDOWS,
     *,
     fine_map: bool = False,
+    shift: int = 0,
 ) -> Backbone:
     """Create a backbone with weights that are 'pretrained' (ImageNet), 'torchvision' (likewise, those of the paper),
     'none' (random), or in a safetensors or weights-only .pth file."""
     if windows == NO_WINDOWS:
-        backbone = Backbone(name, input_size, fine_map=fine_map)
+        backbone = Backbone(name, input_size, fine_map=fine_map, shift=shift)
     else:
         backbone = WindowedBackbone(name, input_size, Windows(*windows))  # their maps are averaged
     if weights == "none":

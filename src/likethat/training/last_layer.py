@@ -8,6 +8,8 @@ The first two terms are the paper's. They alone have no minimiser when the class
 weights are free, so they run away) and several when two prototypes sit on the same patch. The third, a pull towards
 the paper's initial +1 for own classes and to 0 for the others, makes the minimiser exist and be the only one.
 With `own_positive`, own-class weights are held at 0 or above: looking like a class never speaks against it.
+With `distinct`, the ridge is larger for own-class weights of prototypes that another class looks like, too (see
+`commonness`), so that the points come from what tells the class from others.
 
 Method: accelerated proximal gradient with restarts. Scores are positive and share a large mean, so plain steps crawl;
 each step is taken in a metric that models the Hessian as a diagonal plus that mean, coupled across the classes:
@@ -73,6 +75,7 @@ def solve_last_layer(
     ridge: float,
     own_positive: bool = False,
     weight_N: Tensor | None = None,
+    distinct: bool = False,
     start_KP: Tensor | None = None,
     tol: float = 1e-5,
     max_iterations: int = 1000,
@@ -85,7 +88,7 @@ def solve_last_layer(
     float32 can stop short where the mean of the scores is tens of times their spread: look at the residual.
     `weight_N` says how much each image counts, 1 on average.
     """
-    problem = make_problem(score_NP, label_N, class_P, num_classes, lam, ridge, own_positive, weight_N)
+    problem = make_problem(score_NP, label_N, class_P, num_classes, lam, ridge, own_positive, weight_N, distinct)
     start_KP = problem.own_KP if start_KP is None else start_KP
     if start_KP.shape != problem.own_KP.shape:
         raise UserError(f"start weights have shape {tuple(start_KP.shape)}; give {tuple(problem.own_KP.shape)}")

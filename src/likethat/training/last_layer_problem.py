@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,6 +16,7 @@ from likethat.errors import UserError
 from likethat.models.protopnet import logits_of_scores
 
 BLOCK = 2**26  # bytes of scores that are converted at a time
+DISTINCT = 0.05  # how distinct a prototype is that another class looks like just as much
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class LastLayerProblem:
     label_N: Tensor
     own_KP: Tensor
     penalty_KP: Tensor  # lam, and 0 for own-class weights; in the precision and on the device of the arithmetic
-    ridge: float
+    ridge: float | Tensor  # where it is not the same for all, K x P
     own_positive: bool = False  # whether connections of prototypes to their own class must not be negative
     weight_N: Tensor | None = None  # how much each image counts, 1 on average; None where all count alike
 
@@ -100,6 +101,7 @@ def make_problem(
     ridge: float,
     own_positive: bool = False,
     weight_N: Tensor | None = None,
+    distinct: bool = False,
 ) -> LastLayerProblem:
     if score_NP.numel() == 0 or (*label_N.shape, *class_P.shape) != score_NP.shape:
         raise UserError(
@@ -120,7 +122,21 @@ def make_problem(
     problem = LastLayerProblem(score_NP.detach(), label_N, own_KP, penalty_KP, ridge, own_positive, weight_N)
     if not all(bool(score_bP.isfinite().all()) for _, score_bP in problem.blocks()):
         raise UserError("the similarity scores hold NaN or infinity; check the network that made them")
-    return problem
+    return replace(problem, ridge=ridge * commonness(problem)) if distinct else problem
+
+
+def commonness(problem: LastLayerProblem) -> Tensor:
+    """Return how much less distinct each prototype is than the most distinct one of its class, 1 for that and for
+    connections to other classes: K x P.
+
+    A prototype is the more distinct the less the mean score of any other class comes up to that of its own.
+    """
+    member_NK = F.one_hot(problem.label_N, len(problem.own_KP)).to(problem.penalty_KP)
+    total_KP = sum((member_NK[rows].T @ score_bP for rows, score_bP in problem.blocks()), problem.penalty_KP * 0)
+    mean_KP = total_KP / member_NK.sum(0).clamp(min=1)[:, None]
+    own_P, other_P = (mean_KP * problem.own_KP).sum(0), mean_KP.masked_fill(problem.own_KP, 0.0).amax(0)
+    distinct_KP = problem.own_KP * (1 + DISTINCT - (other_P / own_P.clamp(min=1e-6)).clamp(0, 1))
+    return torch.where(problem.own_KP, distinct_KP.amax(1, keepdim=True) / distinct_KP, 1.0)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Parts of what pictures show, found without any annotation: kinds of patches that most pictures show in one place, and
-that look otherwise in other classes."""
+that look otherwise in other classes; and of a class, what the class most like it shows nowhere."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,9 @@ from torch import Tensor
 from likethat.data.cells import Cells
 from likethat.data.loaders import Images
 from likethat.distributed import all_reduce_sum, gather_rows
-from likethat.inference.feature_maps import FeatureMaps, own_features_of
+from likethat.inference.feature_maps import FeatureMaps, features_of, own_features_of
 from likethat.inference.moments import at_places, feature_moments, principal_components
+from likethat.inference.passes import EVAL_BATCH
 from likethat.models.backbone import Backbone
 from likethat.runtime import seed_for, send
 
@@ -26,6 +27,8 @@ SAMPLES = 2**14  # patches that kinds are told apart by, at most
 ROUNDS = 25  # of k-means
 ROWS = 4096  # samples whose distances are computed at a time
 NEAR = 2  # cells around its peak in which a compact kind lies
+SMOOTHED = 3  # rows and columns of cells that the unlikeness of a patch is the mean of
+TURNS = 5  # of looking for what the patches that were found unlike have in common
 
 
 @dataclass(frozen=True)
@@ -148,3 +151,83 @@ def _squared_distances(sample_SD: Tensor, point_1D: Tensor) -> Tensor:
     """Return the squared distance of every sample to a point; on a CPU some after others, which its caches hold."""
     rows = ROWS if sample_SD.device.type == "cpu" else len(sample_SD)
     return torch.cat([(sample_sD - point_1D).square().sum(1) for sample_sD in sample_SD.split(rows)])
+
+
+@torch.no_grad()
+def with_decisive_parts(
+    backbone: Backbone, images: Images | FeatureMaps, parts: Parts, on_NHW: Tensor | None = None
+) -> Parts:
+    """Return the parts, in each class with one of them replaced, the one that lies nearest to it: by what the twin, the
+    class most like this one, shows nowhere.
+
+    The backbone is that which the parts were found by, in evaluation mode.
+    """
+    weight_DC, bias_D = principal_components(feature_moments(backbone, images, 0), min(WIDTH, backbone.channels))
+    add_on = weight_DC.float().to(images.device), bias_D.float().to(images.device)
+    image_of = [(images.label_N == label).nonzero()[:, 0] for label in range(int(images.label_N.max()) + 1)]
+    mean_KmD = torch.stack(
+        [mean_looks(patches_of(backbone, images, image_n, *add_on), parts.select(image_n)) for image_n in image_of]
+    )
+    place_Nm, shown_Nm = parts.place_Nm.clone(), parts.shown_Nm.clone()
+    for image_n, twin in zip(image_of, most_alike(mean_KmD).tolist(), strict=True):
+        patch_nDHW = patches_of(backbone, images, image_n, *add_on)
+        on_nHW = None if on_NHW is None else on_NHW.to(images.device)[image_n]
+        place_n = find_unlike(patch_nDHW, patches_of(backbone, images, image_of[twin], *add_on), on_nHW)
+        slot = nearest_part(place_n, parts.select(image_n), patch_nDHW.shape[3])
+        place_Nm[image_n, slot], shown_Nm[image_n, slot] = place_n, True
+    return replace(parts, place_Nm=place_Nm, shown_Nm=shown_Nm)
+
+
+def patches_of(
+    backbone: Backbone, images: Images | FeatureMaps, image_n: Tensor, weight_DC: Tensor, bias_D: Tensor
+) -> Tensor:
+    """Return the patches of some images as unit vectors: n x D x H x W."""
+    feature_nCHW = torch.cat([features_of(backbone, images, image_B) for image_B in image_n.split(EVAL_BATCH)])
+    return F.normalize(torch.einsum("nchw,dc->ndhw", feature_nCHW, weight_DC) + bias_D[:, None, None], dim=1)
+
+
+def mean_looks(patch_nDHW: Tensor, parts: Parts) -> Tensor:
+    """Return the mean patch of each part over the images of a class that show it: m x D."""
+    shown_nm1 = parts.shown_Nm[..., None]
+    return (at_places(patch_nDHW, parts.place_Nm) * shown_nm1).sum(0) / shown_nm1.sum(0).clamp(min=1)
+
+
+def most_alike(mean_KmD: Tensor) -> Tensor:
+    """Return of each class the one whose parts look most like its own."""
+    distance_KK = torch.cdist(mean_KmD.flatten(1), mean_KmD.flatten(1))
+    return distance_KK.fill_diagonal_(torch.inf).argmin(1)
+
+
+def find_unlike(patch_nDHW: Tensor, other_oDHW: Tensor, on_nHW: Tensor | None = None) -> Tensor:
+    """Return in each image of a class the place of the kind of patch that the other class does not have.
+
+    A patch is unlike as far as the patches of the other class's images that are most like it are, on average, and as
+    far as those around it are. From the patch of each image that is most so, places move to where patches are like the
+    mean of them all, too.
+    """
+    unlike_nS = torch.stack([unlikeness(patch_DHW, other_oDHW) for patch_DHW in patch_nDHW]).flatten(1)
+    if on_nHW is not None:
+        unlike_nS = unlike_nS.masked_fill(~on_nHW.flatten(1), -torch.inf)
+    place_n = unlike_nS.argmax(1)
+    for _ in range(TURNS):
+        mean_D = F.normalize(at_places(patch_nDHW, place_n[:, None])[:, 0].mean(0), dim=0)
+        place_n = (torch.einsum("ndhw,d->nhw", patch_nDHW, mean_D).flatten(1) + unlike_nS).argmax(1)
+    return place_n
+
+
+def unlikeness(patch_DHW: Tensor, other_oDHW: Tensor) -> Tensor:
+    """Return of each patch of an image one less its similarity to the most similar patch of another image, on average
+    over those and over the patches around it: H x W."""
+    similarity_SoS = torch.einsum("ds,odt->sot", patch_DHW.flatten(1), other_oDHW.flatten(2))
+    unlike_HW = (1 - similarity_SoS.amax(2).mean(1)).unflatten(0, patch_DHW.shape[1:])
+    around = SMOOTHED // 2
+    return F.avg_pool2d(unlike_HW[None, None], SMOOTHED, 1, around, count_include_pad=False)[0, 0]
+
+
+def nearest_part(place_n: Tensor, parts: Parts, width: int) -> int:
+    """Return the part that lies nearest to these places, on average over the images that show it."""
+    rows_nm = parts.place_Nm // width - place_n[:, None] // width
+    columns_nm = parts.place_Nm % width - place_n[:, None] % width
+    distance_nm = (rows_nm.square() + columns_nm.square()).double().sqrt() * parts.shown_Nm
+    shown_m = parts.shown_Nm.sum(0)
+    return int(torch.where(shown_m > 0, distance_nm.sum(0) / shown_m.clamp(min=1), torch.inf).argmin())

@@ -35,7 +35,7 @@ from likethat.training.course import Course
 from likethat.training.head import fit_head
 from likethat.training.last_layer import of_views, solve_last_layer
 from likethat.training.latent_width import choose_latent_width, describe_choice
-from likethat.training.parts import find_parts
+from likethat.training.parts import find_parts, with_decisive_parts
 from likethat.training.plan import PlanEntry, title_of
 from likethat.training.project import project
 from likethat.training.state import RunState
@@ -80,6 +80,8 @@ def find_parts_of_images(state: RunState, entry: PlanEntry, course: Course) -> N
     with display.task("parts of the pictures") as advance:
         maps = maps_if_they_fit(backbone, course.train, advance)
         state.parts = find_parts(backbone, maps, count, _cells_to_choose(course))
+        if config.train.decisive_parts and len(course.classes) > 1:
+            state.parts = with_decisive_parts(backbone, maps, state.parts, _cells_to_choose(course))
     if config.train.fit_head and isinstance(maps, FeatureMaps):
         state.maps = maps
     shown_m = state.parts.shown_Nm.float().mean(0).tolist()
@@ -189,6 +191,7 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
             lam=config.train.l1,
             ridge=config.train.ridge,
             own_positive=config.train.own_positive,
+            distinct=config.train.distinct,
             weight_N=of_views(course.weight_N, config.train.last_layer_views),
             start_KP=unsolved_KP,
         )

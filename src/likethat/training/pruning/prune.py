@@ -140,6 +140,7 @@ def refit_last_layer(scores: CachedScores, start_KP: Tensor | None, settings: Tr
         lam=settings.l1,
         ridge=settings.ridge,
         own_positive=settings.own_positive,
+        distinct=settings.distinct,
         weight_N=scores.weight_N,
         start_KP=start_KP,
     )

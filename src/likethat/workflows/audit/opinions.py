@@ -105,6 +105,7 @@ def refitted_logits(
             lam=settings.l1,
             ridge=settings.ridge,
             own_positive=settings.own_positive,
+            distinct=settings.distinct,
         )
         logits_NK[~learned_N] = logits_of_scores(score_NP[~learned_N], solution.weight_KP)
     return logits_NK
