@@ -14,7 +14,7 @@ from likethat.data.loaders import Images
 from likethat.distributed import all_reduce_sum, gather_rows
 from likethat.inference.feature_maps import FeatureMaps, features_of, own_features_of
 from likethat.inference.moments import at_places, feature_moments, principal_components
-from likethat.inference.passes import EVAL_BATCH
+from likethat.inference.passes import eval_batch
 from likethat.models.backbone import Backbone
 from likethat.runtime import seed_for, send
 
@@ -182,7 +182,8 @@ def patches_of(
     backbone: Backbone, images: Images | FeatureMaps, image_n: Tensor, weight_DC: Tensor, bias_D: Tensor
 ) -> Tensor:
     """Return the patches of some images as unit vectors: n x D x H x W."""
-    feature_nCHW = torch.cat([features_of(backbone, images, image_B) for image_B in image_n.split(EVAL_BATCH)])
+    size = eval_batch(images.device)
+    feature_nCHW = torch.cat([features_of(backbone, images, image_B) for image_B in image_n.split(size)])
     return F.normalize(torch.einsum("nchw,dc->ndhw", feature_nCHW, weight_DC) + bias_D[:, None, None], dim=1)
 
 
