@@ -31,6 +31,7 @@ OPTIONS: dict[str, Any] = {
     "distinct": True,
     "distillation": 0.0,
     "context": 2.4,
+    "place": 1.2,
 }
 
 
