@@ -22,7 +22,8 @@ from likethat.progress import Advance
 from likethat.runtime import seed_for, send
 
 EVAL_BATCH = 64
-MORE_ON_CUDA = 2  # times as many: fewer would leave a fast GPU waiting to be told what to do
+LARGE_GPU = 32e9  # bytes of memory
+MORE_THERE = 4  # times as many: fewer would leave a fast GPU waiting to be told what to do
 BLOCK = 2**22  # logits that are converted to float64 at a time
 
 Batches = Iterator[tuple[Tensor, Tensor, Tensor]]  # numbers of the images, pictures, labels
@@ -57,7 +58,8 @@ def precision_for(images: Images, model: ProtoPNet) -> AbstractContextManager[ob
 
 def eval_batch(device: torch.device) -> int:
     """Return how many pictures a pass looks at together."""
-    return EVAL_BATCH * (MORE_ON_CUDA if device.type == "cuda" else 1)
+    is_large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > LARGE_GPU
+    return EVAL_BATCH * MORE_THERE if is_large else EVAL_BATCH
 
 
 def batches_of(images: Images, advance: Advance | None = None) -> Batches:
@@ -153,13 +155,29 @@ def latents_of(model: ProtoPNet, batches: Batches) -> Iterator[tuple[Tensor, Ten
 
 
 @torch.no_grad()
-def logits_by(heads: Sequence[Head], latents: LatentBatches, count: int, device: torch.device) -> list[Tensor]:
-    """Return what each of several heads makes of latent maps, from one pass and without keeping the scores."""
+def logits_by(
+    heads: Sequence[Head], latents: LatentBatches, count: int, device: torch.device, kept_NP: Tensor | None = None
+) -> list[Tensor]:
+    """Return what each of several heads makes of latent maps, from one pass and without keeping the scores; those of
+    the last head's prototypes go into `kept_NP`, where it is given."""
     found = [torch.zeros(count, len(weight_KP), device=device) for _, weight_KP in heads]
     for index_B, z_BDHW in latents:
+        here_B = send(index_B, device)
+        score_of = {layer: scores_by(layer, z_BDHW) for layer, _ in heads}
         for logits_NK, (layer, weight_KP) in zip(found, heads, strict=True):
-            logits_NK[send(index_B, device)] = logits_of_scores(scores_by(layer, z_BDHW), weight_KP)
+            logits_NK[here_B] = logits_of_scores(score_of[layer], weight_KP)
+        if kept_NP is not None:
+            kept_NP[here_B] = score_of[heads[-1][0]]
+    if kept_NP is not None:
+        gather_rows(kept_NP)
     return [gather_rows(logits_NK) for logits_NK in found]
+
+
+@torch.no_grad()
+def logits_of_kept(score_NP: Tensor, weight_KP: Tensor) -> Tensor:
+    """Return the logits of images whose scores were kept, cut as images are, so that they are the same to the bit."""
+    size = eval_batch(score_NP.device)
+    return torch.cat([logits_of_scores(score_BP, weight_KP) for score_BP in score_NP.split(size)])
 
 
 def groups_within(sizes: Sequence[int], most: int) -> Iterator[range]:

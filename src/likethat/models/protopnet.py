@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -37,6 +37,17 @@ class Output:
     def similarity_BPHW(self) -> Tensor:
         """Return the activation maps."""
         return self.of_distance(self.distance_BPHW)
+
+    def one(self, number: int) -> Output:
+        """Return what the pass gives for one of the pictures, as a batch of its own."""
+        only = slice(number, number + 1)
+        return replace(
+            self,
+            logits_BK=self.logits_BK[only],
+            score_BP=self.score_BP[only],
+            min_distance_BP=self.min_distance_BP[only],
+            maps=replace(self.maps, start_BPHW=self.maps.start_BPHW[only]),
+        )
 
 
 def logits_of_scores(score_BP: Tensor, weight_KP: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -101,18 +101,7 @@ class Batcher:
                 continue
             for number, job in enumerate(jobs):
                 if not job.outputs.done():
-                    job.outputs.set_result([_one(output, number) for output in outputs])
-
-
-def _one(output: Output, number: int) -> Output:
-    only = slice(number, number + 1)
-    return replace(
-        output,
-        logits_BK=output.logits_BK[only],
-        score_BP=output.score_BP[only],
-        min_distance_BP=output.min_distance_BP[only],
-        maps=replace(output.maps, start_BPHW=output.maps.start_BPHW[only]),
-    )
+                    job.outputs.set_result([output.one(number) for output in outputs])
 
 
 def too_slow(seconds: float) -> Refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict
 from typing import Any
@@ -13,11 +14,13 @@ from likethat.config import AUTO_WIDTH
 from likethat.data.loaders import Images
 from likethat.errors import UserError
 from likethat.inference.feature_maps import FeatureMaps, maps_if_they_fit
+from likethat.inference.memory_map import too_large
 from likethat.inference.passes import (
     classify_images,
     last_layer_images,
     latents_of,
     logits_by,
+    logits_of_kept,
     measure,
     mixed_precision,
     own_batches_of,
@@ -158,7 +161,10 @@ def project_prototypes(state: RunState, entry: PlanEntry, course: Course) -> Non
         state.projection = project(model, *search, is_rough=entry.cycle + 1 < len(course.config.train.joint_epochs))
     layers = (model.prototype_layer.before_projection(), model.prototype_layer)
     heads = [(layer, model.last_layer.weight) for layer in layers]
-    logits = logits_by(heads, latents_of(model, own_batches_of(val)), len(val), val.device)
+    size = len(val), len(model.prototype_layer.class_P)
+    state.val_score_NP = None if too_large(4 * math.prod(size), val.device) else torch.zeros(size, device=val.device)
+    latents = latents_of(model, own_batches_of(val))
+    logits = logits_by(heads, latents, len(val), val.device, state.val_score_NP)
     before, after = (measure(logits_NK, val.label_N) for logits_NK in logits)
     moved_P = state.projection.moved_P
     moved = {"mean": float(moved_P.mean()), "max": float(moved_P.max())}
@@ -197,7 +203,8 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
         )
     with torch.no_grad():
         model.last_layer.weight.copy_(solution.weight_KP)
-    val_NK = classify_images(model, val)
+    kept_NP, state.val_score_NP = state.val_score_NP, None
+    val_NK = classify_images(model, val) if kept_NP is None else logits_of_kept(kept_NP, model.last_layer.weight)
     measured = measure(val_NK, val.label_N)
     record: dict[str, Any] = {
         **asdict(entry),

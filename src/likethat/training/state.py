@@ -58,6 +58,7 @@ class RunState:
     projection: Projection | None = None  # where the prototypes come from
     parts: Parts | None = None  # of the training images
     maps: FeatureMaps | None = None  # of them, while the backbone stays as it is; not saved
+    val_score_NP: Tensor | None = None  # of the validation images, from a projection to its last layer; not saved
     best_accuracy: float = -1.0  # on validation, of the best cycle so far
     best_model: dict[str, Tensor] = field(default_factory=dict)
     best_projection: Projection | None = None

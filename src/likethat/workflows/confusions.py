@@ -13,7 +13,7 @@ from likethat.explaining.files import KEPT_SIDE
 from likethat.metrics.accuracy import Evaluation
 from likethat.progress import Display
 from likethat.report.confusion import confusion_matrix, to_explain, write_confusions
-from likethat.runs.classifier import Classifier
+from likethat.runs.classifier import BATCH, Classifier
 from likethat.runs.judged import JudgedImage
 
 
@@ -35,12 +35,16 @@ def write_confusion_page(
     matrix, explanations = confusion_matrix(judged, classifier.classes), dict[str, Explanation]()
     chosen = to_explain(matrix, most)
     with (display or Display(quiet=True)).task("scoring sheets") as advance:
-        for image in chosen:
-            options = Options(top_classes=1, against=image.class_name) if image.is_wrong else Options(top_classes=2)
-            prepared = classifier.prepare(root / image.path, box_of[image.path])
-            (explanation,) = explain_batch(classifier, [prepared], options, paths=[image.path])
-            explanations[image.path] = explanation.with_picture(shrink(explanation.picture, KEPT_SIDE))
-            advance(len(explanations), len(chosen))
+        for first in range(0, len(chosen), BATCH):
+            together = chosen[first : first + BATCH]
+            batch = [classifier.prepare(root / image.path, box_of[image.path]) for image in together]
+            outputs = classifier.outputs(batch)
+            for number, (image, prepared) in enumerate(zip(together, batch, strict=True)):
+                options = Options(top_classes=1, against=image.class_name) if image.is_wrong else Options(top_classes=2)
+                own = [output.one(number) for output in outputs]
+                (explanation,) = explain_batch(classifier, [prepared], options, paths=[image.path], outputs=own)
+                explanations[image.path] = explanation.with_picture(shrink(explanation.picture, KEPT_SIDE))
+                advance(len(explanations), len(chosen))
     images = IMAGES_OF.get(judged[0].part, "images") if judged else "images"
     title = f"Confusions of {classifier.path.resolve().name}: {evaluation.images} {images}"
     write_confusions(path, title, matrix, explanations, evaluation=evaluation, report=report)
