@@ -196,6 +196,8 @@ def create_backbone(
 ) -> Backbone:
     """Create a backbone with weights that are 'pretrained' (ImageNet), 'torchvision' (likewise, those of the paper),
     'none' (random), or in a safetensors or weights-only .pth file."""
+    if windows != NO_WINDOWS and shift:
+        raise UserError("--shift moves whole pictures, and --windows shows none; leave one of them out.")
     if windows == NO_WINDOWS:
         backbone = Backbone(name, input_size, fine_map=fine_map, shift=shift)
     else:
