@@ -23,7 +23,7 @@ from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores
 from likethat.models.prototypes import SIMILARITIES, Similarity
-from likethat.runtime import seed_for, tf32_convolutions
+from likethat.runtime import freed_memory_kept, seed_for, tf32_convolutions
 from likethat.training import losses, stages
 from likethat.training.batches import FreshViews, Shown
 from likethat.training.course import Course
@@ -69,7 +69,9 @@ def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
     load_run_state(state, course)
     forecast = Forecast(plan, state.position, course)
     take_step: TakeStep | None = None  # of one stage
-    with Saver(state, course) as saver:
+    # Where BatchNorm learns, batches stay whole: their memory is short, and is given back.
+    is_short = learns_statistics("baseline", len(course.train), course.config.train)
+    with Saver(state, course) as saver, nullcontext() if is_short else freed_memory_kept(course.train.device):
         try:
             while state.position < len(plan):
                 entry, known = plan[state.position], len(state.metrics)

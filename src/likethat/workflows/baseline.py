@@ -24,14 +24,7 @@ from likethat.runs.atomic_files import save_tensors
 from likethat.runs.baseline import LoadedBaseline, check_baseline, load_baseline, read_baseline
 from likethat.runs.lock import lock_run
 from likethat.runs.manifest import write_manifest
-from likethat.runtime import (
-    exact_arithmetic,
-    freed_memory_kept,
-    memory_shortage_told,
-    resolve_device,
-    seed_for,
-    stop_on_signals,
-)
+from likethat.runtime import exact_arithmetic, memory_shortage_told, resolve_device, seed_for, stop_on_signals
 from likethat.training.course import Course
 from likethat.training.loop import follow_plan
 from likethat.training.plan import PlanEntry, make_counterpart_plan, make_plan
@@ -104,7 +97,7 @@ def _train(
     config, source = baseline_to_read(config, saved, out)
     if source:
         check_baseline(Path(source), config.model, display)
-    with memory_shortage_told(), freed_memory_kept(torch_device), stop_on_signals() as stop:
+    with memory_shortage_told(), stop_on_signals() as stop:
         prepared = prepare(data, out, config, torch_device, display, stop)
         classes = prepared.dataset.classes
         record = replace(make_record(prepared, []), kind=layout.BASELINE, as_long=as_long)

@@ -28,14 +28,7 @@ from likethat.runs.baseline import check_baseline, read_baseline
 from likethat.runs.classifier import Classifier, load
 from likethat.runs.layout import RunRecord
 from likethat.runs.lock import lock_run
-from likethat.runtime import (
-    exact_arithmetic,
-    freed_memory_kept,
-    memory_shortage_told,
-    resolve_device,
-    seed_for,
-    stop_on_signals,
-)
+from likethat.runtime import exact_arithmetic, memory_shortage_told, resolve_device, seed_for, stop_on_signals
 from likethat.training.course import Course
 from likethat.training.loop import fit
 from likethat.training.state import RunState
@@ -101,7 +94,7 @@ def _train(
     config, source = baseline_to_read(config, saved, out)
     if source:
         check_baseline(Path(source), config.model, display)
-    with memory_shortage_told(), freed_memory_kept(torch_device), stop_on_signals() as stop:
+    with memory_shortage_told(), stop_on_signals() as stop:
         prepared = prepare(data, out, config, torch_device, display, stop)
         record = make_record(prepared, prototypes_by_class(config.model, prepared.dataset))
         check_same_images(saved, record, out)
