@@ -296,7 +296,7 @@ def _check(config: Config) -> None:
             "--from-baseline); without one, name a number",
         ),
         (min(config.model.prototype_shape) >= 1, "--prototype-shape must be at least 1"),
-        (config.model.box_margin >= 0 <= config.model.shift, "--box-margin and --shift must not be negative"),
+        (min(config.model.box_margin, config.model.shift) >= 0, "--box-margin and --shift must not be negative"),
         (
             16 <= min(config.model.input_size) <= max(config.model.input_size) <= MOST_INPUT,
             f"--input-size must lie between 16 and {MOST_INPUT}",

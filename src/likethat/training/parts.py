@@ -227,8 +227,8 @@ def unlikeness(patch_DHW: Tensor, other_oDHW: Tensor) -> Tensor:
 
 def nearest_part(place_n: Tensor, parts: Parts, width: int) -> int:
     """Return the part that lies nearest to these places, on average over the images that show it."""
-    rows_nm = parts.place_Nm // width - place_n[:, None] // width
-    columns_nm = parts.place_Nm % width - place_n[:, None] % width
-    distance_nm = (rows_nm.square() + columns_nm.square()).double().sqrt() * parts.shown_Nm
-    shown_m = parts.shown_Nm.sum(0)
+    place_nm, shown_nm, place_n1 = parts.place_Nm.cpu(), parts.shown_Nm.cpu(), place_n.cpu()[:, None]
+    rows_nm, columns_nm = place_nm // width - place_n1 // width, place_nm % width - place_n1 % width
+    distance_nm = (rows_nm.square() + columns_nm.square()).double().sqrt() * shown_nm  # MPS has no double
+    shown_m = shown_nm.sum(0)
     return int(torch.where(shown_m > 0, distance_nm.sum(0) / shown_m.clamp(min=1), torch.inf).argmin())
