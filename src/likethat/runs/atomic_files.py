@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from likethat.data.files import parse_json, read_file
 from likethat.errors import UserError
 from likethat.runs.lock import check_free
+
+HALF_FILE = re.compile(r"\..+\.[a-z0-9_]{8}")  # names that `atomic_path` writes under
 
 
 @contextlib.contextmanager
@@ -42,6 +45,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def remove_half_files(folder: Path) -> None:
+    """Remove what a killed process left of the files that it was writing there; nobody else may write there now."""
+    for file in folder.glob(".*.????????"):
+        if HALF_FILE.fullmatch(file.name):
+            file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

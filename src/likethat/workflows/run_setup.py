@@ -23,6 +23,7 @@ from likethat.errors import UserError
 from likethat.models.backbone import Backbone
 from likethat.progress import Display
 from likethat.runs import layout
+from likethat.runs.atomic_files import remove_half_files
 from likethat.runs.layout import DataRecord, RunRecord
 from likethat.runtime import StopFlag, physical_memory, wake
 
@@ -60,6 +61,7 @@ def begin(out: Path, record: RunRecord, saved: RunRecord | None) -> None:
     if is_main_process():
         if saved is None:
             layout.clear_out(out)
+        remove_half_files((out / layout.STATE).parent)  # each as large as a state
         record.write(out)
     barrier()
     if not (out / layout.CONFIG).is_file():
