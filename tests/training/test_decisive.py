@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from helpers.tiny import tiny_model
 from torch.nn.functional import normalize
@@ -62,7 +64,14 @@ def test_twins_are_given_the_thing_in_which_they_differ() -> None:
     backbone = tiny_model([2, 2, 2, 2]).backbone
     backbone.channels, backbone.map_size = 16, (15, 15)
     found = Parts(place_N4[:, :2], torch.ones(32, 2, dtype=torch.bool))
-    decisive = with_decisive_parts(backbone, FeatureMaps(map_NDHW, label_N, torch.device("cpu")), found)
+    maps = FeatureMaps(map_NDHW, label_N, torch.device("cpu"))
+    to_patches = partial(normalize, dim=1)
+    decisive = with_decisive_parts(backbone, maps, to_patches, found, [2] * 4)
     true_Nm = torch.where(label_N[:, None] < 2, place_N4[:, [2, 1]], place_N4[:, [0, 3]])
     assert torch.equal(decisive.place_Nm, true_Nm)
     assert decisive.shown_Nm.all()
+    decisive = with_decisive_parts(backbone, maps, to_patches, found, [2, 2, 1, 2])
+    assert torch.equal(decisive.place_Nm[label_N == 2], place_N4[label_N == 2][:, [3, 1]]), (
+        "in the place of one it uses"
+    )
+    assert torch.equal(decisive.place_Nm[label_N != 2], true_Nm[label_N != 2])

@@ -11,7 +11,8 @@ from scipy.special import log_softmax, softmax
 
 from likethat.errors import UserError
 from likethat.training.last_layer import objective, solve_last_layer, solve_path
-from likethat.training.last_layer_problem import DISTINCT
+from likethat.training.last_layer_problem import EXCLUSIVE, commonness
+from likethat.training.last_layer_problem import make_problem as make_last_layer_problem
 
 Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 
@@ -281,8 +282,8 @@ def test_mistakes_are_named(change: dict, message: str) -> None:
 
 @pytest.mark.parametrize("own_positive", [False, True])
 def test_what_another_class_looks_like_too_is_pulled_more(own_positive: bool) -> None:
-    """The ridge of an own connection is that of the most distinct prototype of its class, as much larger as this one is
-    less distinct."""
+    """The ridge of an own connection is that of the most exclusive prototype of its class, as much larger as this one
+    is less exclusive."""
     problem = score_NP, label_N, class_P, _ = make_problem(5, prototypes=(3, 1, 2), gap=0.6)
     score_NP[label_N == 1, 0] += 1.0  # more than its own class
     ridge = np.full((3, 6), 1e-3)
@@ -290,10 +291,19 @@ def test_what_another_class_looks_like_too_is_pulled_more(own_positive: bool) ->
         mean = {k: score_NP[label_N == k].mean(0).tolist() for k in range(3)}
         of_class = [p for p in range(6) if class_P[p] == label]
         likeness = {p: max(mean[k][p] for k in range(3) if k != label) / mean[label][p] for p in of_class}
-        distinct = {p: DISTINCT + 1 - min(1.0, likeness[p]) for p in of_class}
+        exclusive = {p: EXCLUSIVE + 1 - min(1.0, likeness[p]) for p in of_class}
         for p in of_class:
-            ridge[label, p] *= max(distinct.values()) / distinct[p]
+            ridge[label, p] *= max(exclusive.values()) / exclusive[p]
     terms = {"lam": 1e-2, "own_positive": own_positive}
-    solution = solve_last_layer(*problem, ridge=1e-3, distinct=True, tol=1e-8, max_iterations=5000, **terms)
+    solution = solve_last_layer(*problem, ridge=1e-3, exclusive=True, tol=1e-8, max_iterations=5000, **terms)
     assert ridge.max() > 5e-3
     assert solution.objective == pytest.approx(reference_minimum(problem, ridge=ridge, **terms), abs=1e-8)
+
+
+def test_a_prototype_that_scores_nothing_is_not_exclusive() -> None:
+    score_NP, label_N, class_P, classes = make_problem(6, prototypes=(2, 1))
+    score_NP[:, 1] = 0
+    problem = make_last_layer_problem(score_NP, label_N, class_P, classes, 1e-2, 1e-3)
+    common_KP = commonness(problem)
+    assert common_KP[0, 0] == 1, "the other one of its class is"
+    assert common_KP[0, 1] > 1

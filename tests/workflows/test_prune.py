@@ -42,7 +42,7 @@ from likethat.training.pruning.prune import (
 )
 from likethat.training.pruning.thin import fewest_within_error, share_budget, untold
 from likethat.workflows.derived import open_member
-from likethat.workflows.prune import Pruned, drop_unconnected
+from likethat.workflows.prune import Pruned, _prune_to_budget, drop_unconnected
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +228,18 @@ def test_budget(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert picture.count("<circle") == len(path) + 1
     assert picture.strip() in (tmp_path / "lean" / layout.REPORT).read_text()
     assert main(["verify", str(tmp_path / "lean")]) == 0
+
+
+def test_a_budget_is_kept_by_the_objective_of_the_run(run: Path, tmp_path: Path) -> None:
+    """Its ridge may be stronger on prototypes that another class looks like, too."""
+    member = open_member(load(run, "cpu"), 0, None, tmp_path, Display(quiet=True), nearest=None)
+    settings = replace(member.record.config.train, exclusive=True)
+    record = replace(member.record, config=replace(member.record.config, train=settings))
+    (pruned,), _ = _prune_to_budget([replace(member, record=record)], 13, Display(quiet=True))
+    for exclusive in (True, False):
+        settings = replace(pruned.settings, exclusive=exclusive)
+        objective = refit_last_layer(member.scores["train"], None, settings).objective
+        assert (pruned.solution.objective == pytest.approx(objective, abs=1e-6)) == exclusive
 
 
 def by_loop(run: Path, lam: float, least: int, target: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ The first two terms are the paper's. They alone have no minimiser when the class
 weights are free, so they run away) and several when two prototypes sit on the same patch. The third, a pull towards
 the paper's initial +1 for own classes and to 0 for the others, makes the minimiser exist and be the only one.
 With `own_positive`, own-class weights are held at 0 or above: looking like a class never speaks against it.
-With `distinct`, the ridge is larger for own-class weights of prototypes that another class looks like, too (see
+With `exclusive`, the ridge is larger for own-class weights of prototypes that another class looks like, too (see
 `commonness`), so that the points come from what tells the class from others.
 
 Method: accelerated proximal gradient with restarts. Scores are positive and share a large mean, so plain steps crawl;
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from likethat.config import TrainConfig
 from likethat.errors import UserError
 from likethat.training.last_layer_problem import (
     LastLayerProblem,
@@ -65,6 +66,11 @@ class _Metric:
     coupling_KK: Tensor  # in `wide` precision
 
 
+def terms_of(settings: TrainConfig) -> dict[str, Any]:
+    """Return what a run's settings say of the objective besides lambda, as arguments of `solve_last_layer`."""
+    return {"ridge": settings.ridge, "own_positive": settings.own_positive, "exclusive": settings.exclusive}
+
+
 def solve_last_layer(
     score_NP: Tensor,
     label_N: Tensor,
@@ -75,7 +81,7 @@ def solve_last_layer(
     ridge: float,
     own_positive: bool = False,
     weight_N: Tensor | None = None,
-    distinct: bool = False,
+    exclusive: bool = False,
     start_KP: Tensor | None = None,
     tol: float = 1e-5,
     max_iterations: int = 1000,
@@ -88,7 +94,7 @@ def solve_last_layer(
     float32 can stop short where the mean of the scores is tens of times their spread: look at the residual.
     `weight_N` says how much each image counts, 1 on average.
     """
-    problem = make_problem(score_NP, label_N, class_P, num_classes, lam, ridge, own_positive, weight_N, distinct)
+    problem = make_problem(score_NP, label_N, class_P, num_classes, lam, ridge, own_positive, weight_N, exclusive)
     start_KP = problem.own_KP if start_KP is None else start_KP
     if start_KP.shape != problem.own_KP.shape:
         raise UserError(f"start weights have shape {tuple(start_KP.shape)}; give {tuple(problem.own_KP.shape)}")

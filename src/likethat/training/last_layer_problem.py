@@ -16,7 +16,7 @@ from likethat.errors import UserError
 from likethat.models.protopnet import logits_of_scores
 
 BLOCK = 2**26  # bytes of scores that are converted at a time
-DISTINCT = 0.05  # how distinct a prototype is that another class looks like just as much
+EXCLUSIVE = 0.05  # how exclusive a prototype is that another class looks like just as much
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def make_problem(
     ridge: float,
     own_positive: bool = False,
     weight_N: Tensor | None = None,
-    distinct: bool = False,
+    exclusive: bool = False,
 ) -> LastLayerProblem:
     if score_NP.numel() == 0 or (*label_N.shape, *class_P.shape) != score_NP.shape:
         raise UserError(
@@ -122,21 +122,24 @@ def make_problem(
     problem = LastLayerProblem(score_NP.detach(), label_N, own_KP, penalty_KP, ridge, own_positive, weight_N)
     if not all(bool(score_bP.isfinite().all()) for _, score_bP in problem.blocks()):
         raise UserError("the similarity scores hold NaN or infinity; check the network that made them")
-    return replace(problem, ridge=ridge * commonness(problem)) if distinct else problem
+    return replace(problem, ridge=ridge * commonness(problem)) if exclusive else problem
 
 
 def commonness(problem: LastLayerProblem) -> Tensor:
-    """Return how much less distinct each prototype is than the most distinct one of its class, 1 for that and for
+    """Return how much less exclusive each prototype is than the most exclusive one of its class, 1 for that and for
     connections to other classes: K x P.
 
-    A prototype is the more distinct the less the mean score of any other class comes up to that of its own.
+    A prototype is the more exclusive the less the mean score of any other class comes up to that of its own. One that
+    its own class scores nothing on is not exclusive at all.
     """
-    member_NK = F.one_hot(problem.label_N, len(problem.own_KP)).to(problem.penalty_KP)
-    total_KP = sum((member_NK[rows].T @ score_bP for rows, score_bP in problem.blocks()), problem.penalty_KP * 0)
-    mean_KP = total_KP / member_NK.sum(0).clamp(min=1)[:, None]
+    total_KP = problem.penalty_KP * 0
+    for rows, score_bP in problem.blocks():
+        total_KP += F.one_hot(problem.label_N[rows], len(total_KP)).to(score_bP).T @ score_bP
+    mean_KP = total_KP / problem.label_N.bincount(minlength=len(total_KP)).clamp(min=1)[:, None]
     own_P, other_P = (mean_KP * problem.own_KP).sum(0), mean_KP.masked_fill(problem.own_KP, 0.0).amax(0)
-    distinct_KP = problem.own_KP * (1 + DISTINCT - (other_P / own_P.clamp(min=1e-6)).clamp(0, 1))
-    return torch.where(problem.own_KP, distinct_KP.amax(1, keepdim=True) / distinct_KP, 1.0)
+    likeness_P = torch.where(own_P > 0, (other_P / own_P.clamp(min=1e-6)).clamp(0, 1), 1.0)
+    exclusive_KP = problem.own_KP * (1 + EXCLUSIVE - likeness_P)
+    return torch.where(problem.own_KP, exclusive_KP.amax(1, keepdim=True) / exclusive_KP, 1.0)
 
 
 @contextmanager

@@ -3,7 +3,9 @@ that look otherwise in other classes; and of a class, what the class most like i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from likethat.inference.feature_maps import FeatureMaps, features_of, own_featur
 from likethat.inference.moments import at_places, feature_moments, principal_components
 from likethat.inference.passes import eval_batch
 from likethat.models.backbone import Backbone
+from likethat.progress import Advance
 from likethat.runtime import seed_for, send
 
 KINDS, KINDS_A_PART = 20, 2  # kinds of patches that parts are chosen among, at least; and for each part
@@ -29,6 +32,7 @@ ROWS = 4096  # samples whose distances are computed at a time
 NEAR = 2  # cells around its peak in which a compact kind lies
 SMOOTHED = 3  # rows and columns of cells that the unlikeness of a patch is the mean of
 TURNS = 5  # of looking for what the patches that were found unlike have in common
+MOST_OF_TWIN = 100  # images of a class that another one is compared with
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,17 @@ class Parts:
 
 
 @torch.no_grad()
-def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, on_NHW: Tensor | None = None) -> Parts:
+def find_parts(
+    backbone: Backbone,
+    images: Images | FeatureMaps,
+    count: int,
+    on_NHW: Tensor | None = None,
+    decisive_among: Sequence[int] | None = None,
+    advance: Advance | None = None,
+) -> Parts:
     """Find `count` parts by what a backbone, in evaluation mode, makes of the images, in the cells of `on_NHW` alone
-    where it is given.
+    where it is given. With `decisive_among`, which says of how many of its parts each class makes use, one of these is
+    what the class most like it shows nowhere.
 
     A kind of patch is the better a part the more images show it, and the nearer to its peak in an image its patches
     lie: backgrounds are of many kinds, of which an image shows few, all over the place. And it is the better the more
@@ -72,8 +84,7 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, on_
     square_AM = torch.zeros(STARTS, kinds, device=images.device)
     for index_B, feature_BCHW, label_B in own_features_of(backbone, images):
         here_B, class_BK = send(index_B, images.device), F.one_hot(label_B, classes).float()
-        patch_BDHW = torch.einsum("bchw,dc->bdhw", feature_BCHW, weight_DC) + bias_D[:, None, None]
-        patch_BDHW = F.normalize(patch_BDHW, dim=1)
+        patch_BDHW = unit_patches(feature_BCHW, weight_DC, bias_D)
         on_BHW = None if on_NHW is None else on_NHW.to(images.device)[here_B]
         for start, centre_MD in enumerate(centre_AMD):
             place_BM, compact_BM = locate(patch_BDHW, centre_MD, on_BHW)
@@ -88,7 +99,17 @@ def find_parts(backbone: Backbone, images: Images | FeatureMaps, count: int, on_
     best_Am = (compact_NAM.mean(0) * of_class_AM.clamp(min=LEAST)).topk(count, dim=1)
     start = int(best_Am.values.sum(1).argmax())
     best_m = best_Am.indices[start]
-    return Parts(place_NAM[:, start, best_m], compact_NAM[:, start, best_m] > 0)
+    parts = Parts(place_NAM[:, start, best_m], compact_NAM[:, start, best_m] > 0)
+    if decisive_among is None or classes == 1:
+        return parts
+    to_patches = partial(unit_patches, weight_DC=weight_DC, bias_D=bias_D)
+    return with_decisive_parts(backbone, images, to_patches, parts, decisive_among, on_NHW, advance)
+
+
+def unit_patches(feature_BCHW: Tensor, weight_DC: Tensor, bias_D: Tensor) -> Tensor:
+    """Return the principal components of features as unit vectors: B x D x H x W."""
+    patch_BDHW = torch.einsum("bchw,dc->bdhw", feature_BCHW, weight_DC) + bias_D[:, None, None]
+    return F.normalize(patch_BDHW, dim=1)
 
 
 def locate(patch_BDHW: Tensor, centre_MD: Tensor, on_BHW: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -155,36 +176,39 @@ def _squared_distances(sample_SD: Tensor, point_1D: Tensor) -> Tensor:
 
 @torch.no_grad()
 def with_decisive_parts(
-    backbone: Backbone, images: Images | FeatureMaps, parts: Parts, on_NHW: Tensor | None = None
+    backbone: Backbone,
+    images: Images | FeatureMaps,
+    to_patches: Callable[[Tensor], Tensor],
+    parts: Parts,
+    count_K: Sequence[int],
+    on_NHW: Tensor | None = None,
+    advance: Advance | None = None,
 ) -> Parts:
-    """Return the parts, in each class with one of them replaced, the one that lies nearest to it: by what the twin, the
-    class most like this one, shows nowhere.
+    """Return the parts, in each class with one of its first `count_K` replaced by what the twin, the class most like
+    this one, shows nowhere: the one that lies nearest to it.
 
-    The backbone is that which the parts were found by, in evaluation mode.
+    `to_patches` makes patches, as unit vectors, of the features of the backbone that the parts were found by. Of a twin
+    with many images, a sample spread over them is looked at.
     """
-    weight_DC, bias_D = principal_components(feature_moments(backbone, images, 0), min(WIDTH, backbone.channels))
-    add_on = weight_DC.float().to(images.device), bias_D.float().to(images.device)
-    image_of = [(images.label_N == label).nonzero()[:, 0] for label in range(int(images.label_N.max()) + 1)]
-    mean_KmD = torch.stack(
-        [mean_looks(patches_of(backbone, images, image_n, *add_on), parts.select(image_n)) for image_n in image_of]
-    )
+
+    def patches_of(image_n: Tensor) -> Tensor:
+        split = image_n.split(eval_batch(images.device))
+        return torch.cat([to_patches(features_of(backbone, images, image_B)) for image_B in split])
+
+    image_of = [(images.label_N == label).nonzero()[:, 0] for label in range(len(count_K))]
+    mean_KmD = torch.stack([mean_looks(patches_of(image_n), parts.select(image_n)) for image_n in image_of])
     place_Nm, shown_Nm = parts.place_Nm.clone(), parts.shown_Nm.clone()
-    for image_n, twin in zip(image_of, most_alike(mean_KmD).tolist(), strict=True):
-        patch_nDHW = patches_of(backbone, images, image_n, *add_on)
+    for label, (image_n, twin) in enumerate(zip(image_of, most_alike(mean_KmD).tolist(), strict=True)):
+        patch_nDHW, twin_o = patches_of(image_n), image_of[twin]
+        twin_o = twin_o[:: -(-len(twin_o) // MOST_OF_TWIN)]
         on_nHW = None if on_NHW is None else on_NHW.to(images.device)[image_n]
-        place_n = find_unlike(patch_nDHW, patches_of(backbone, images, image_of[twin], *add_on), on_nHW)
-        slot = nearest_part(place_n, parts.select(image_n), patch_nDHW.shape[3])
+        place_n = find_unlike(patch_nDHW, patches_of(twin_o), on_nHW)
+        used = Parts(parts.place_Nm[image_n, : count_K[label]], parts.shown_Nm[image_n, : count_K[label]])
+        slot = nearest_part(place_n, used, patch_nDHW.shape[3])
         place_Nm[image_n, slot], shown_Nm[image_n, slot] = place_n, True
-    return replace(parts, place_Nm=place_Nm, shown_Nm=shown_Nm)
-
-
-def patches_of(
-    backbone: Backbone, images: Images | FeatureMaps, image_n: Tensor, weight_DC: Tensor, bias_D: Tensor
-) -> Tensor:
-    """Return the patches of some images as unit vectors: n x D x H x W."""
-    size = eval_batch(images.device)
-    feature_nCHW = torch.cat([features_of(backbone, images, image_B) for image_B in image_n.split(size)])
-    return F.normalize(torch.einsum("nchw,dc->ndhw", feature_nCHW, weight_DC) + bias_D[:, None, None], dim=1)
+        if advance:
+            advance(label + 1, len(count_K))
+    return Parts(place_Nm, shown_Nm)
 
 
 def mean_looks(patch_nDHW: Tensor, parts: Parts) -> Tensor:

@@ -36,9 +36,9 @@ from likethat.runtime import seed_for
 from likethat.training.choose import start_from_baseline
 from likethat.training.course import Course
 from likethat.training.head import fit_head
-from likethat.training.last_layer import of_views, solve_last_layer
+from likethat.training.last_layer import of_views, solve_last_layer, terms_of
 from likethat.training.latent_width import choose_latent_width, describe_choice
-from likethat.training.parts import find_parts, with_decisive_parts
+from likethat.training.parts import find_parts
 from likethat.training.plan import PlanEntry, title_of
 from likethat.training.project import project
 from likethat.training.state import RunState
@@ -82,9 +82,8 @@ def find_parts_of_images(state: RunState, entry: PlanEntry, course: Course) -> N
     backbone, count = _untrained_backbone(state, course).eval(), config.model.prototypes_per_class
     with display.task("parts of the pictures") as advance:
         maps = maps_if_they_fit(backbone, course.train, advance)
-        state.parts = find_parts(backbone, maps, count, _cells_to_choose(course))
-        if config.train.decisive_parts and len(course.classes) > 1:
-            state.parts = with_decisive_parts(backbone, maps, state.parts, _cells_to_choose(course))
+        used = state.protopnet.prototypes_of_class if config.train.decisive_parts else None
+        state.parts = find_parts(backbone, maps, count, _cells_to_choose(course), used, advance)
     if config.train.fit_head and isinstance(maps, FeatureMaps):
         state.maps = maps
     shown_m = state.parts.shown_Nm.float().mean(0).tolist()
@@ -195,9 +194,7 @@ def optimise_last_layer(state: RunState, entry: PlanEntry, course: Course) -> No
             class_P,
             model.num_classes,
             lam=config.train.l1,
-            ridge=config.train.ridge,
-            own_positive=config.train.own_positive,
-            distinct=config.train.distinct,
+            **terms_of(config.train),
             weight_N=of_views(course.weight_N, config.train.last_layer_views),
             start_KP=unsolved_KP,
         )

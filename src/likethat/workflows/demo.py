@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {
     "joint_epochs": (9, 2),
     "prototypes_per_class": 3,
     "decisive_parts": True,
-    "distinct": True,
+    "exclusive": True,
     "distillation": 0.0,
     "context": 2.4,
     "place": 1.2,

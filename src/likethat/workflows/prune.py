@@ -22,7 +22,7 @@ from likethat.runs import layout
 from likethat.runs.atomic_files import whole_folder, write_text
 from likethat.runs.classifier import load
 from likethat.runs.looks import count_looks
-from likethat.training.last_layer import LastLayerSolution, solve_path
+from likethat.training.last_layer import LastLayerSolution, solve_path, terms_of
 from likethat.training.pruning import prune as rules
 from likethat.training.pruning.thin import Thinned, fewest_within_error, share_budget, thin
 from likethat.workflows.derived import Member, copy_history, open_member, write_combined, write_network
@@ -160,10 +160,7 @@ def _prune_to_budget(members: Sequence[Member], budget: int, display: Display) -
     with display.task("path over lambda") as advance:
         for number, (scores, own) in enumerate(zip(train, settings, strict=True)):
             data = (scores.score_NP, scores.label_N, scores.class_P, scores.num_classes)
-            solutions = solve_path(
-                *data, lambdas, ridge=own.ridge, own_positive=own.own_positive, weight_N=scores.weight_N
-            )
-            paths.append(solutions)
+            paths.append(solve_path(*data, lambdas, **terms_of(own), weight_N=scores.weight_N))
             advance(number + 1, len(members))
     steps = [
         [

@@ -16,7 +16,7 @@ from likethat.inference.memory_map import make_file, map_file
 from likethat.inference.score_cache import BLOCK, WHAT
 from likethat.inference.source_image import leave_source_out
 from likethat.models.protopnet import logits_of_scores
-from likethat.training.last_layer import LastLayerSolution, solve_last_layer
+from likethat.training.last_layer import LastLayerSolution, solve_last_layer, terms_of
 from likethat.training.last_layer_problem import data_gradient_of, make_problem
 
 NEAREST, THRESHOLD = 6, 3  # the paper's k and tau
@@ -138,9 +138,7 @@ def refit_last_layer(scores: CachedScores, start_KP: Tensor | None, settings: Tr
         scores.class_P,
         scores.num_classes,
         lam=settings.l1,
-        ridge=settings.ridge,
-        own_positive=settings.own_positive,
-        distinct=settings.distinct,
+        **terms_of(settings),
         weight_N=scores.weight_N,
         start_KP=start_KP,
     )

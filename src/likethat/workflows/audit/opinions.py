@@ -19,7 +19,7 @@ from likethat.models.backbone import Backbone
 from likethat.models.protopnet import logits_of_scores
 from likethat.progress import Advance
 from likethat.runtime import seed_for
-from likethat.training.last_layer import solve_last_layer
+from likethat.training.last_layer import solve_last_layer, terms_of
 
 # Ridges of the linear layer, on features of length 1, and factors of its answers before they become probabilities.
 RIDGES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -103,9 +103,7 @@ def refitted_logits(
             class_P,
             classes,
             lam=settings.l1,
-            ridge=settings.ridge,
-            own_positive=settings.own_positive,
-            distinct=settings.distinct,
+            **terms_of(settings),
         )
         logits_NK[~learned_N] = logits_of_scores(score_NP[~learned_N], solution.weight_KP)
     return logits_NK
