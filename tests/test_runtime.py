@@ -29,3 +29,19 @@ def test_what_is_freed_is_kept_in_the_block_alone() -> None:
     assert resident() - before < 0.5 * SIZE
     torch.ones(SIZE)
     assert resident() - before < 0.5 * SIZE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads page faults as Linux counts them")
+def test_large_arrays_are_not_cleared_anew_after_the_block() -> None:
+    """As glibc adapts itself in a process that frees large arrays, unless somebody has set its thresholds."""
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            torch.ones(2**21)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    with freed_memory_kept(torch.device("cpu")):
+        faults()
+    faults()
+    assert faults() < 2**21 * 4 / resource.getpagesize(), "less than a single one of them"

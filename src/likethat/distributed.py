@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from likethat.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
     from torch.distributed import Store
 
@@ -30,6 +31,7 @@ MOST_BYTES = 1 << 28  # that travel at a time
 LAST_WORDS = 5.0  # seconds that a process which is asked to end has for them
 
 _connected = False  # in a session
+_gpu_bytes: int | None = None  # there, memory of the smallest GPU that any process has
 
 
 def launched() -> bool:
@@ -65,22 +67,23 @@ def is_main_process() -> bool:
 @contextmanager
 def session() -> Iterator[None]:
     """Connect the processes that torchrun started, if it did, for the block. Where one is lost, the others end."""
-    global _connected
+    global _connected, _gpu_bytes
     if not launched():
         yield
         return
     import torch
     import torch.distributed as dist
 
-    _connected = True
+    _connected, gpu_bytes = True, 0
     before = None
     with suppress(ValueError):  # not the main thread
         before = signal.signal(signal.SIGTERM, _end_soon)
     dist.init_process_group(store=_meet(), rank=rank(), world_size=world_size(), timeout=PATIENCE)
     if torch.cuda.is_available() and local_rank() < torch.cuda.device_count():
         torch.cuda.set_device(local_rank())
+        gpu_bytes = torch.cuda.get_device_properties(local_rank()).total_memory
     try:
-        barrier()
+        _gpu_bytes = least_of_all(gpu_bytes)
         yield
         dist.destroy_process_group()
         if before is not None:
@@ -93,7 +96,15 @@ def session() -> Iterator[None]:
             "same command)."
         ) from error
     finally:
-        _connected = False
+        _connected, _gpu_bytes = False, None
+
+
+def gpu_memory(device: torch.device) -> int:
+    """Return the bytes of memory of a GPU; with several processes, of the smallest GPU that any of them has: their work
+    is cut by it."""
+    import torch
+
+    return torch.cuda.get_device_properties(device).total_memory if _gpu_bytes is None else _gpu_bytes
 
 
 def _end_soon(*_: object) -> None:
@@ -150,6 +161,18 @@ def any_process(flag: bool) -> bool:
     votes = torch.tensor(int(flag))
     dist.all_reduce(votes)
     return bool(votes)
+
+
+def least_of_all(number: int) -> int:
+    """Return the least that any process has."""
+    if world_size() == 1:
+        return number
+    import torch
+    import torch.distributed as dist
+
+    votes = torch.tensor(number)
+    dist.all_reduce(votes, dist.ReduceOp.MIN)
+    return int(votes)
 
 
 def broadcast_object(value: Value) -> Value:

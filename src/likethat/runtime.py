@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 # Of the control groups of Linux, version 2 and 1, as a container sees its own.
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
-# glibc's M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_MAX: kept is what was freed, and as a process begins with.
+# glibc's M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD and M_MMAP_MAX: so that what is freed is kept, and as a process
+# has them that has freed large arrays. Once they are set, glibc adapts them no more; these are the highest it comes to.
 KEPT = ((-1, 2**31 - 1), (-2, 2**26), (-4, 0))
-AS_BEGUN = ((-1, 2**17), (-2, 2**17), (-4, 2**16))
+AFTERWARDS = ((-1, 2**26), (-2, 2**17), (-3, 2**25), (-4, 2**16))
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED")  # CUDA, the CPU; cuBLAS and cuDNN
 
@@ -176,7 +177,7 @@ def freed_memory_kept(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        for option, value in AS_BEGUN:
+        for option, value in AFTERWARDS:
             library.mallopt(option, value)
         library.malloc_trim(0)
 

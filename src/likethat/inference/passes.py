@@ -14,7 +14,7 @@ from likethat.config import Config
 from likethat.data.cache import CHUNK, decode_chunk
 from likethat.data.dataset import Sample
 from likethat.data.loaders import Images, ViewedImages, hold, views_of
-from likethat.distributed import gather_rows, own_shard
+from likethat.distributed import gather_rows, gpu_memory, own_shard
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet, logits_of_scores
 from likethat.models.prototypes import PrototypeLayer, Similarity
@@ -58,7 +58,7 @@ def precision_for(images: Images, model: ProtoPNet) -> AbstractContextManager[ob
 
 def eval_batch(device: torch.device) -> int:
     """Return how many pictures a pass looks at together."""
-    is_large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > LARGE_GPU
+    is_large = device.type == "cuda" and gpu_memory(device) > LARGE_GPU
     return EVAL_BATCH * MORE_THERE if is_large else EVAL_BATCH
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any, TypeVar
 
 import timm
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from likethat.config import ModelConfig
@@ -28,6 +28,7 @@ TORCHVISION, TORCHVISION_TAG = "torchvision", "tv_in1k"  # what users write, and
 # Modules that timm models keep behind the feature map; the map does not need them.
 HEAD_MODULES = ("head", "pre_logits", "attn_pool", "fc_norm", "head_drop")
 PASS_PIXELS = 16 * 224 * 224  # in one look without gradients, where memory is the machine's own
+CUDA_PASS_PIXELS = 256 * 224 * 224  # and where a GPU has memory of its own
 
 
 class Backbone(nn.Module):
@@ -83,10 +84,8 @@ class Backbone(nn.Module):
     def pictures_at_once(self, batch: int) -> int:
         """Return how many pictures are looked at together in a pass without gradients: on a CPU and on MPS no more than
         fit into little memory, which is quicker, too."""
-        if self.mean.device.type == "cuda":
-            return batch
-        height, width = self.input_size
-        return max(1, PASS_PIXELS // (height * width))
+        pixels = CUDA_PASS_PIXELS if self.mean.device.type == "cuda" else PASS_PIXELS
+        return max(1, pixels // math.prod(self.input_size))
 
     def map_of(self, x_B3HW: Tensor) -> Tensor:
         """Return the map of these pictures, all of them looked at together."""
@@ -124,7 +123,11 @@ class Backbone(nn.Module):
 
 def moved(x_B3HW: Tensor, pixels: int) -> Tensor:
     """Return pictures moved up and left; their last rows and columns fill what becomes free."""
-    return F.pad(x_B3HW, (0, pixels, 0, pixels), mode="replicate")[:, :, pixels:, pixels:]
+    # Padding by "replicate" would do, but on CUDA its gradient is another one each time.
+    for side in (2, 3):
+        rest, last = x_B3HW.narrow(side, pixels, x_B3HW.shape[side] - pixels), x_B3HW.narrow(side, -1, 1)
+        x_B3HW = torch.cat([rest, last.repeat_interleave(pixels, side)], side)
+    return x_B3HW
 
 
 def create_timm(name: str, input_size: tuple[int, int], *, num_classes: int = 0, pretrained: bool = False) -> nn.Module:
@@ -196,8 +199,6 @@ def create_backbone(
 ) -> Backbone:
     """Create a backbone with weights that are 'pretrained' (ImageNet), 'torchvision' (likewise, those of the paper),
     'none' (random), or in a safetensors or weights-only .pth file."""
-    if windows != NO_WINDOWS and shift:
-        raise UserError("--shift moves whole pictures, and --windows shows none; leave one of them out.")
     if windows == NO_WINDOWS:
         backbone = Backbone(name, input_size, fine_map=fine_map, shift=shift)
     else:

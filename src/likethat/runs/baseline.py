@@ -122,6 +122,8 @@ def _check_network(run: Path, asked: ModelConfig) -> None:
     if has.windows != asked.windows:
         used = "none" if has.windows == NO_WINDOWS else "{},{}".format(*has.windows)
         raise UserError(f"The baseline in {run} was trained with --windows {used}; pass the same.")
+    if has.shift != asked.shift:
+        raise UserError(f"The baseline in {run} was trained with --shift {has.shift}; pass the same.")
 
 
 def _check_images(run: Path, record: layout.RunRecord) -> None:

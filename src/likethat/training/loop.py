@@ -70,7 +70,8 @@ def follow_plan(plan: list[PlanEntry], state: RunState, course: Course) -> None:
     forecast = Forecast(plan, state.position, course)
     take_step: TakeStep | None = None  # of one stage
     # Where BatchNorm learns, batches stay whole: their memory is short, and is given back.
-    is_short = learns_statistics("baseline", len(course.train), course.config.train)
+    epochs = [entry for entry in plan if entry.is_epoch]
+    is_short = any(learns_statistics(entry.stage, len(course.train), course.config.train) for entry in epochs)
     with Saver(state, course) as saver, nullcontext() if is_short else freed_memory_kept(course.train.device):
         try:
             while state.position < len(plan):

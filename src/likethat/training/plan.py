@@ -33,7 +33,8 @@ class PlanEntry:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether what the stage makes is what the finished run says: not what epochs and choices go by."""
+        """Return whether the stage computes what the finished run says: not what epochs and choices go by. Only where
+        the patches of a projection are searched, convolutions may be rough all the same: it embeds them exactly."""
         return not self.is_epoch and self.stage not in ("parts", "choose")
 
 
