@@ -76,7 +76,7 @@ def measure(folder: Path, count: int, case: type[Small] | type[Full]) -> dict[st
     """In a fresh process."""
     import torch
 
-    from likethat.config import resolve
+    from likethat.config.presets import resolve
     from likethat.data.loaders import Images
     from likethat.inference import memory_map, score_cache
     from likethat.inference.nearest import nearest_patches

@@ -30,7 +30,7 @@ import torch
 from PIL import Image
 
 from likethat.bench.measure import Goal, verdict
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.models.protopnet import create_protopnet
 from likethat.runs import layout
 from likethat.runs.atomic_files import save_tensors, write_json

@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from likethat.cli.training_options import add_options
-from likethat.config import Config, options, resolve
+from likethat.config import Config, options
+from likethat.config.presets import resolve
 from likethat.data.loaders import Images
 from likethat.models.backbone import place
 from likethat.models.baseline import create_baseline

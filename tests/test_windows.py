@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.errors import UserError
 from likethat.windows import NO_WINDOWS, SMALLEST, Windows, check_windows
 

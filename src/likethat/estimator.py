@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from likethat.config import options as known_options
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data.decode import read_image
 from likethat.data.folder import EXTENSIONS
 from likethat.data.formats import stated_range

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data.augment import draw_views, looked_at
 from likethat.data.cells import tiles
 

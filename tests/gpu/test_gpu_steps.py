@@ -10,7 +10,8 @@ import torch
 from helpers.gpu import CUDA, ON_GPU
 from torch import Tensor
 
-from likethat.config import Config, resolve
+from likethat.config import Config
+from likethat.config.presets import resolve
 from likethat.data.loaders import Images
 from likethat.inference.passes import classify_images, mixed_precision
 from likethat.models.backbone import place

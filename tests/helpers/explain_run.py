@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps
 
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data.dataset import Sample
 from likethat.data.decode import read_image, to_input
 from likethat.data.loaders import Images

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data.dataset import Sample
 from likethat.data.parts import PartTable
 from likethat.metrics.regions import Reading

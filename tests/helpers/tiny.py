@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data.loaders import Images
 from likethat.models.protopnet import ProtoPNet, create_protopnet
 

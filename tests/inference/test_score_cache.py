@@ -12,7 +12,7 @@ from helpers.tiny import random_images, tiny_model
 
 import likethat
 from likethat import runtime
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data.loaders import Images, views_of
 from likethat.errors import UserError
 from likethat.inference import memory_map

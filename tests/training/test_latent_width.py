@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import likethat as package
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data.loaders import Images
 from likethat.models.baseline import BaselineClassifier
 from likethat.training import latent_width

@@ -13,7 +13,7 @@ import torch
 from helpers.tiny import random_images, tiny_model
 from torch import Tensor, nn
 
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data.loaders import Images
 from likethat.inference.nearest import nearest_patches
 from likethat.models.protopnet import ProtoPNet

@@ -9,7 +9,7 @@ import torch
 from helpers.interrupted import signalled
 from helpers.runs import DEFAULT, make_tiny_birds
 
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.models.protopnet import create_protopnet
 from likethat.progress import Display
 from likethat.runs import layout

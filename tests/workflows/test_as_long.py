@@ -14,7 +14,7 @@ from helpers.tiny import random_images, tiny_model
 from safetensors.torch import load_file, save_file
 
 from likethat.cli.parser import main
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data.decode import read_image
 from likethat.models.baseline import BaselineClassifier
 from likethat.report.comparison import class_activation

@@ -19,7 +19,7 @@ from helpers.runs import DEFAULT, PAPER, likethat, make_tiny_run
 from torch import nn
 
 from likethat import __version__
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data import cache
 from likethat.data.journal import journal_of
 from likethat.data.reading import workers

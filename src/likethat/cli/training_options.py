@@ -9,6 +9,7 @@ from typing import Any
 
 from likethat import config
 from likethat.cli.arguments import display_of
+from likethat.config import presets
 
 # By an option's name, or by its kind.
 METAVARS = {
@@ -24,7 +25,7 @@ METAVARS = {
 def add_training_arguments(verb: argparse.ArgumentParser) -> None:
     add_data(verb)
     verb.add_argument("--out", type=Path, required=True, metavar="RUN", help="run folder to make")
-    verb.add_argument("--preset", default="default", help=f"one of {', '.join(config.PRESETS)} (default: default)")
+    verb.add_argument("--preset", default="default", help=f"one of {', '.join(presets.PRESETS)} (default: default)")
     verb.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of the options below")
     verb.add_argument("--resume", action="store_true", help="go on with the run in --out")
     verb.add_argument("--overwrite", action="store_true", help="replace the run in --out")
@@ -45,7 +46,7 @@ def training_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> None:
     """Add a flag for every field of the configuration, with the default preset's values as defaults in its help."""
-    shown = config.resolve("default").to_dict()
+    shown = presets.resolve("default").to_dict()
     offered = {name: option for name, option in config.options().items() if name not in without}
     sections = dict.fromkeys(section for section, _, _ in offered.values())
     groups = {section: verb.add_argument_group(f"{section} options") for section in sections}

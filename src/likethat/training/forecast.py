@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from likethat.config import Config, quick
+from likethat.config import Config
+from likethat.config.presets import quick
 from likethat.progress import in_words
 from likethat.training.course import Course
 from likethat.training.losses import EVERY
@@ -34,8 +35,8 @@ def pictures_of(entry: PlanEntry, config: Config, train: int, val: int) -> float
         "choose": (0 if settings.fit_head else train) + val,
         "teach": 0,
         "keep": val,
-        "project": train + 2 * val,
-        "last_layer": settings.last_layer_views * train + val,
+        "project": train + val,
+        "last_layer": settings.last_layer_views * train,
     }[entry.stage]
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from bench_audit import share_found, swap_labels
 from helpers.runs import QUICK, TINY, likethat, make_tiny_run
 
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.explaining.explanation import explain
 from likethat.progress import Display
 from likethat.runs.classifier import load

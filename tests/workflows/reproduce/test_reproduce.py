@@ -22,7 +22,7 @@ from helpers.runs import TINY, forked_command, likethat, make_tiny_birds
 from safetensors.torch import save_file
 
 from likethat import load
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data.formats import open_dataset
 from likethat.errors import UserError
 from likethat.workflows.reproduce.plan import Study, make_tasks, run_options

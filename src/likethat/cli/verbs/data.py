@@ -10,6 +10,7 @@ from typing import Any
 from likethat import config
 from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
 from likethat.cli.training_options import add_data, add_options
+from likethat.config import presets
 from likethat.errors import UserError
 
 TABLE_OPTIONS = ("columns", "images", "value_range", "val_fraction", "test_fraction", "seed")
@@ -38,7 +39,7 @@ def check(args: argparse.Namespace) -> int:
     from likethat.data.left_out import find_left_out
 
     chosen = {name: getattr(args, name) for name in TABLE_OPTIONS if getattr(args, name) is not None}
-    dataset = open_by_config(args.data, config.resolve(**chosen))
+    dataset = open_by_config(args.data, presets.resolve(**chosen))
     with display_of(args).task("checking images") as advance:
         report = check_dataset(dataset, progress=advance)
     if args.pairs is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from likethat import config
 from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
 from likethat.cli.training_options import add_data, add_options
+from likethat.config import presets
 from likethat.workflows.reproduce import OWN_OPTIONS
 
 
@@ -46,7 +47,7 @@ def add(verbs: Any) -> None:
         nargs="+",
         default=["default"],
         metavar="PRESET",
-        help=f"presets to train, of {', '.join(config.PRESETS)} (default: default)",
+        help=f"presets to train, of {', '.join(presets.PRESETS)} (default: default)",
     )
     verb.add_argument("--full-images", action="store_true", help="train on whole pictures, too")
     verb.add_argument(

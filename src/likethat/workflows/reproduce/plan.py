@@ -9,7 +9,7 @@ from typing import Any
 
 import timm
 
-from likethat import config
+from likethat.config import presets
 from likethat.errors import UserError
 from likethat.models.backbone import TORCHVISION
 from likethat.runs import layout
@@ -89,7 +89,7 @@ def check_study(study: Study) -> None:
 
 def _check_run(study: Study, full: bool, seed: int, number: int, kind: str) -> None:
     """Check that a run that is there already is of this study."""
-    asked = config.resolve(preset_of(kind), study.config_file, **run_options(study, full, seed, number, kind))
+    asked = presets.resolve(preset_of(kind), study.config_file, **run_options(study, full, seed, number, kind))
     run = study.out / study.folder(full, seed, study.backbones[number], kind)
     if (run / layout.CONFIG).is_file():
         try:
@@ -108,14 +108,14 @@ def is_baseline(kind: str) -> bool:
 
 def _has_epochs(preset: str) -> bool:
     """Return whether the preset trains anything; one that does not has no counterpart that is trained as long."""
-    plan = make_counterpart_plan(config.resolve(preset).train)
+    plan = make_counterpart_plan(presets.resolve(preset).train)
     return any(entry.is_epoch for entry in plan)
 
 
 def run_options(study: Study, full: bool, seed: int, number: int, kind: str) -> dict[str, Any]:
     """Return the options of a kind of model. Options of a stage go to the presets that have it."""
     backbone = study.backbones[number]
-    own = config.resolve(preset_of(kind), backbone=backbone).train
+    own = presets.resolve(preset_of(kind), backbone=backbone).train
     options = {
         name: value for name, value in study.options.items() if not name.endswith("_epochs") or getattr(own, name)
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from likethat.config import options as known_options
-from likethat.config import resolve
+from likethat.config.presets import resolve
 from likethat.data.folder_kinds import TABLE
 from likethat.data.formats import open_by_config
 from likethat.errors import UserError

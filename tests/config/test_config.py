@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from likethat.config import PRESETS, RENAMED_OPTIONS, from_dict, resolve
+from likethat.config import RENAMED_OPTIONS
+from likethat.config.presets import PRESETS, from_dict, resolve
 from likethat.errors import UserError
 
 
@@ -67,6 +68,10 @@ def test_the_configuration_of_an_older_run_may_name_options_that_are_gone() -> N
         ({"label_smoothing": 2}, "--label-smoothing must lie"),
         ({"backbone_lr": -1}, "--backbone-lr must not be negative"),
         ({"skew": 0.6}, "--skew must lie"),
+        ({"shift": 32, "input_size": 64}, "--shift must lie between 0 and half the side of a picture, which is 64"),
+        ({"shift": 5, "windows": (80, 24)}, "leave one of them out"),
+        ({"decisive_parts": True, "baseline_epochs": 0, "tie": False}, "--decisive-parts are for prototypes of a base"),
+        ({"exclusive": True, "similarity": "linear"}, "--exclusive compares scores that are 0 or above"),
     ],
 )
 def test_mistakes_get_a_sentence(options: dict[str, object], words: str) -> None:
