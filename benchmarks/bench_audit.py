@@ -60,13 +60,16 @@ def main() -> int:
     own = sys.argv[1:]
     own, options = (own[: own.index("--")], own[own.index("--") + 1 :]) if "--" in own else (own, [])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cub", type=Path)
+    parser.add_argument("cub", type=Path, nargs="?", help="CUB_200_2011; without it nothing is measured")
     parser.add_argument("--species", type=int, default=200)
     parser.add_argument("--share", type=float, default=0.02, help="of the training images that get another label")
     parser.add_argument("--first", type=float, default=0.03, help="of the table that is looked at")
     parser.add_argument("--seeds", default="1,2", help="of the swaps, one run each")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args(own)
+    if args.cub is None:
+        print("wrong labels: name CUB_200_2011 to measure how many are found")
+        return 0
     cub, met = find_cub(args.cub), True
     if cub is None:
         parser.error(f"{args.cub} is not CUB_200_2011")

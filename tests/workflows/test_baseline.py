@@ -171,6 +171,7 @@ def test_a_classifier_that_does_not_fit_is_refused(
         (["--from-baseline", str(tmp_path / "five.pth")], "to these 3 classes"),
         (["--from-baseline", str(tmp_path / "gone.pth")], "does not exist; name a baseline run"),
         (["--from-baseline", str(folder / "baseline"), "--backbone", "test_resnet", "--input-size", "96"], "64x64"),
+        (["--from-baseline", str(folder / "baseline"), "--shift", "4"], "was trained with --shift 0; pass the same"),
     ):
         assert main([*train, *more]) == 2, more
         assert sentence in capsys.readouterr().err

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 DONE, CHECK_FAILED, USERS_MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
+OWN_DATA = "where the data lies, if not where it was at training"
+OTHER_DATA = "where the data lies now, or other data of the same classes"
+
 Verb = Callable[[argparse.Namespace], int]
 
 
@@ -26,20 +29,20 @@ def add_verb(
     function: Verb,
     *,
     run: bool = False,
-    data: bool = False,
+    data: str | None = None,
     json: bool = False,
     device: bool = True,
     together: bool = False,
 ) -> argparse.ArgumentParser:
     """Add a verb whose help is its function's docstring, with the arguments that many verbs share; torchrun may start
-    those that work `together`."""
+    those that work `together`. `data` is the help of --data."""
     text = (function.__doc__ or "").strip()
     verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
     verb.set_defaults(function=function, together=together)
     if run:
         verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    if data:
-        verb.add_argument("--data", metavar="DATA", help="where the data lies, if not where it was at training")
+    if data is not None:
+        verb.add_argument("--data", metavar="DATA", help=data)
     if json:
         verb.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     if device:

@@ -1,4 +1,4 @@
-"""From a folder of images to a finished run folder: what `likethat train` and `likethat.train` do."""
+"""From images to a finished run folder: what `likethat train` and `likethat.train` do."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def train(
     display: Display | None = None,
     **options: Any,
 ) -> Classifier:
-    """Train on an image folder, CUB_200_2011 or Stanford Cars, and leave a finished run folder at `out`.
+    """Train on an image folder, a table, CUB_200_2011 or Stanford Cars, and leave a finished run folder at `out`.
 
     `options` are the names that `likethat train --help` lists, such as backbone="resnet34".
     """

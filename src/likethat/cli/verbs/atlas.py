@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from likethat.cli.arguments import DONE, add_verb, display_of
+from likethat.cli.arguments import DONE, OWN_DATA, add_verb, display_of
 
 
 def atlas(args: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def atlas(args: argparse.Namespace) -> int:
 
 
 def add(verbs: Any) -> None:
-    verb = add_verb(verbs, "atlas", atlas, run=True, data=True, together=True)
+    verb = add_verb(verbs, "atlas", atlas, run=True, data=OWN_DATA, together=True)
     verb.add_argument("--k", type=int, default=5, help="neighbours of each prototype (default: 5)")
     verb.add_argument("--out", type=Path, metavar="DIR", help="folder to make (default: RUN/atlas)")
     verb.add_argument("--overwrite", action="store_true", help="replace an earlier atlas in --out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from likethat.cli.arguments import DONE, add_verb, answer, display_of
+from likethat.cli.arguments import DONE, OTHER_DATA, add_verb, answer, display_of
 
 
 def calibrate(args: argparse.Namespace) -> int:
@@ -20,4 +20,4 @@ def calibrate(args: argparse.Namespace) -> int:
 
 
 def add(verbs: Any) -> None:
-    add_verb(verbs, "calibrate", calibrate, run=True, data=True, json=True)
+    add_verb(verbs, "calibrate", calibrate, run=True, data=OTHER_DATA, json=True)

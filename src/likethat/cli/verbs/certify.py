@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
+from likethat.cli.arguments import CHECK_FAILED, DONE, OTHER_DATA, add_verb, answer, display_of
 from likethat.errors import UserError
 
 if TYPE_CHECKING:
@@ -107,4 +107,4 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def add(verbs: Any) -> None:
-    add_verb(verbs, "certify", certify, run=True, data=True, json=True)
+    add_verb(verbs, "certify", certify, run=True, data=OTHER_DATA, json=True)

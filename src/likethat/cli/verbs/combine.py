@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from likethat.cli.arguments import DONE, add_out, add_verb, answer, display_of
+from likethat.cli.arguments import DONE, OWN_DATA, add_out, add_verb, answer, display_of
 
 
 def combine(args: argparse.Namespace) -> int:
@@ -21,6 +21,6 @@ def combine(args: argparse.Namespace) -> int:
 
 
 def add(verbs: Any) -> None:
-    verb = add_verb(verbs, "combine", combine, data=True, json=True)
+    verb = add_verb(verbs, "combine", combine, data=OWN_DATA, json=True)
     verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
     add_out(verb)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from likethat import config
-from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
+from likethat.cli.arguments import CHECK_FAILED, DONE, OWN_DATA, add_verb, answer, display_of
 from likethat.cli.training_options import add_data, add_options
 from likethat.config import presets
 from likethat.errors import UserError
@@ -127,7 +127,7 @@ def add(verbs: Any) -> None:
     add_data(verb)
     add_options(verb, without=config.options().keys() - TABLE_OPTIONS)
     verb.add_argument("--pairs", type=Path, metavar="FILE", help="draw near-duplicates across parts into a JPEG file")
-    verb = add_verb(data_verbs, "audit", audit, run=True, data=True, json=True)
+    verb = add_verb(data_verbs, "audit", audit, run=True, data=OWN_DATA, json=True)
     verb.add_argument("--most", type=int, default=30, metavar="N", help="pictures with their sheets (default: 30)")
     verb.add_argument("--out", type=Path, metavar="DIR", help="folder to make (default: RUN/audit)")
     verb.add_argument("--overwrite", action="store_true", help="replace an earlier audit in --out")

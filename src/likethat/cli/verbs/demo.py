@@ -11,7 +11,7 @@ from likethat.cli.arguments import DONE, add_verb, display_of
 
 
 def demo(args: argparse.Namespace) -> int:
-    """Make the embedded birds, train on them, verify, evaluate and explain; a few minutes on two CPU cores."""
+    """Draw the embedded birds, train on them and verify the run; a few minutes on two CPU cores."""
     from likethat.cli.tables import print_summary, print_verification
     from likethat.runs import layout
     from likethat.workflows.demo import run_demo

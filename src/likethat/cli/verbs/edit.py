@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from likethat.cli.arguments import DONE, add_out, add_verb, answer, display_of
+from likethat.cli.arguments import DONE, OWN_DATA, add_out, add_verb, answer, display_of
 from likethat.errors import UserError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class _Append(argparse.Action):
 
 
 def add(verbs: Any) -> None:
-    verb = add_verb(verbs, "edit", edit, run=True, data=True, json=True)
+    verb = add_verb(verbs, "edit", edit, run=True, data=OWN_DATA, json=True)
     verb.set_defaults(edits=[])
     edits: dict[str, Any] = {"action": _Append, "default": argparse.SUPPRESS}
     verb.add_argument("--ban", nargs="+", metavar="P", help="prototypes to take out", **edits)

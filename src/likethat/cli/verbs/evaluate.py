@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from likethat.cli.arguments import DONE, add_verb, answer, display_of
+from likethat.cli.arguments import DONE, OTHER_DATA, add_verb, answer, display_of
 from likethat.distributed import is_main_process
 from likethat.errors import UserError
 
@@ -64,7 +64,7 @@ def _interpretability(args: argparse.Namespace) -> int:
 
 
 def add(verbs: Any) -> None:
-    verb = add_verb(verbs, "evaluate", evaluate, run=True, data=True, json=True, together=True)
+    verb = add_verb(verbs, "evaluate", evaluate, run=True, data=OTHER_DATA, json=True, together=True)
     verb.add_argument(
         "--csv", type=Path, metavar="FILE", help="write a table of what each image is and what the model takes it for"
     )

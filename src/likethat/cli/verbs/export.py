@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
+from likethat.cli.arguments import CHECK_FAILED, DONE, OWN_DATA, add_verb, answer, display_of
 
 
 def export(args: argparse.Namespace) -> int:
@@ -30,6 +30,6 @@ def export(args: argparse.Namespace) -> int:
 
 
 def add(verbs: Any) -> None:
-    verb = add_verb(verbs, "export", export, run=True, data=True, json=True, device=False)
+    verb = add_verb(verbs, "export", export, run=True, data=OWN_DATA, json=True, device=False)
     verb.add_argument("--format", required=True, metavar="onnx|torch", help="ONNX, or a torch.export program (.pt2)")
     verb.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from likethat.cli.arguments import DONE, add_out, add_verb, answer, display_of
+from likethat.cli.arguments import DONE, OWN_DATA, add_out, add_verb, answer, display_of
 from likethat.errors import UserError
 
 
@@ -28,7 +28,7 @@ def prune(args: argparse.Namespace) -> int:
 
 
 def add(verbs: Any) -> None:
-    verb = add_verb(verbs, "prune", prune, run=True, data=True, json=True)
+    verb = add_verb(verbs, "prune", prune, run=True, data=OWN_DATA, json=True)
     add_out(verb)
     verb.add_argument("--k", type=int, help="nearest training images to look at for each prototype (default: 6)")
     verb.add_argument("--threshold", type=int, help="how many of the K must be of its own class (default: 3)")

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from likethat.cli.arguments import DONE, add_verb
+from likethat.cli.arguments import DONE, OWN_DATA, add_verb
 from likethat.errors import UserError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -47,6 +47,6 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def add(verbs: Any) -> None:
-    verb = add_verb(verbs, "serve", serve, run=True, data=True)
+    verb = add_verb(verbs, "serve", serve, run=True, data=OWN_DATA)
     verb.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine only)")
     verb.add_argument("--port", type=int, default=8000, help="port to serve on; 0 takes a free one (default: 8000)")

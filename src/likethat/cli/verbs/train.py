@@ -1,4 +1,4 @@
-"""`likethat train`: from a folder of images to a finished run."""
+"""`likethat train`: from images to a finished run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from likethat.cli.training_options import add_training_arguments, training_argum
 
 
 def train(args: argparse.Namespace) -> int:
-    """Train a ProtoPNet on a folder of images."""
+    """Train a ProtoPNet on a folder or a table of images."""
     from likethat.cli.tables import print_summary
     from likethat.workflows.train import train
 

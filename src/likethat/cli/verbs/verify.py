@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
+from likethat.cli.arguments import CHECK_FAILED, DONE, OWN_DATA, add_verb, answer, display_of
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -20,4 +20,4 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def add(verbs: Any) -> None:
-    add_verb(verbs, "verify", verify, run=True, data=True, json=True)
+    add_verb(verbs, "verify", verify, run=True, data=OWN_DATA, json=True)

@@ -77,7 +77,9 @@ def check_study(study: Study) -> None:
             raise UserError(f"There is no timm model called '{backbone}'; name others with --backbones.")
     for weights in study.weights:
         if weights not in ("pretrained", TORCHVISION, "none") and not Path(weights).is_file():
-            raise UserError(f"The weights file {weights} does not exist; pass 'pretrained', 'none' or a file.")
+            raise UserError(
+                f"The weights file {weights} does not exist; pass 'pretrained', 'torchvision', 'none' or a file."
+            )
     if True in study.views and not study.has_boxes:
         raise UserError(f"{study.data} has no boxes, so its pictures are whole already; leave --full-images out.")
     for full in study.views:
