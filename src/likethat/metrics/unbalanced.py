@@ -184,6 +184,6 @@ def _macro_f1(count_KK: np.ndarray) -> Estimate:
         return float((2 * right_K / np.maximum(image_K + taken_K, 1))[known_K].mean())
 
     generator, total = np.random.default_rng(0), int(count_c.sum())
-    draws = [macro(generator.multinomial(total, count_c / total)) for _ in range(RESAMPLES)]
+    draws = [macro(drawn_c) for drawn_c in generator.multinomial(total, count_c / total, RESAMPLES)]
     value, (low, high) = macro(count_c), np.percentile(draws, [2.5, 97.5])
     return Estimate(value, min(value, float(low)), max(value, float(high)))

@@ -3,6 +3,7 @@ sheets."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,37 @@ def to_explain(matrix: ConfusionMatrix, most: int) -> list[JudgedImage]:
     return chosen[:most]
 
 
+def draw_matrix(matrix: ConfusionMatrix, page: str | None) -> str:
+    """Return the matrix as an SVG. A click on a cell goes to its place on `page`, "" for the page that the SVG stands
+    on; None makes no links."""
+    side, margin = matrix.side, 170 if matrix.is_named else 30
+    field = side * len(matrix.classes)
+    whole, names = f"{margin + field + 8:g}", [html.escape(name) for name in matrix.classes]
+    parts = [
+        f'<svg class="matrix" viewBox="0 0 {whole} {whole}" width="{whole}" role="img" '
+        f'aria-label="Confusion matrix of {len(names)} classes">',
+        f'<rect x="{margin}" y="{margin}" width="{field:g}" height="{field:g}" class="ground"/>',
+        f'<text x="{margin}" y="14">taken for →</text><text x="4" y="{margin - 8}">is ↓</text>',
+    ]
+    for number, name in enumerate(matrix.classes if matrix.is_named else ()):
+        middle, edge = margin + (number + 0.5) * side + 4, margin - 6
+        parts.append(f'<text x="{edge}" y="{middle:g}" text-anchor="end">{html.escape(name[-24:])}</text>')
+        parts.append(f'<text transform="translate({middle:g} {edge}) rotate(-90)">{html.escape(name[-22:])}</text>')
+    for cell in matrix.cells:
+        x, y = margin + cell.column * side, margin + cell.row * side
+        title = f"{len(cell.images)} pictures of {names[cell.row]} ({100 * cell.share:.1f} %)"
+        drawn = (
+            f'<rect class="{"wrong" if cell.is_wrong else "right"}" x="{x:g}" y="{y:g}" width="{side:g}" '
+            f'height="{side:g}" fill-opacity="{0.15 + 0.85 * cell.share:.3f}">'
+            f"<title>{title} taken for {names[cell.column]}</title></rect>"
+        )
+        if matrix.is_counted:
+            place = f'x="{x + side / 2:g}" y="{y + side / 2 + 4:g}"'
+            drawn += f'<text class="count" {place} text-anchor="middle">{len(cell.images)}</text>'
+        parts.append(drawn if page is None else f'<a href="{html.escape(page)}#{cell.id}">{drawn}</a>')
+    return "\n".join(['<div class="scroll">', *parts, "</svg>", "</div>"])
+
+
 def write_confusions(
     path: Path, title: str, matrix: ConfusionMatrix, explanations: Mapping[str, ScoredPicture], **facts: Any
 ) -> Path:
@@ -94,6 +126,7 @@ def write_confusions(
         ["likethat.report"],
         title=title,
         matrix=matrix,
+        matrix_picture=draw_matrix(matrix, ""),
         explanations=explanations,
         pictures=Pictures(True),
         **facts,

@@ -11,7 +11,7 @@ from likethat.explaining.draw.page import write_page
 from likethat.explaining.draw.pictures import Picture, Pictures
 from likethat.explaining.explanation import Explanation
 from likethat.metrics.figure import wilson_interval
-from likethat.report.confusion import confusion_matrix
+from likethat.report.confusion import confusion_matrix, draw_matrix
 from likethat.report.curves import epoch_charts
 from likethat.report.measured import read_measured
 from likethat.report.path import draw_path
@@ -40,6 +40,7 @@ def write_report(
     pruned = last.get("prune", {})
     folders = {run, *(run / folder for folder in record.member_folders())}
     inline = len(classifier.prototypes) <= MOST_INLINE
+    confusions = layout.CONFUSIONS if (run / layout.CONFUSIONS).is_file() else None
     # Two stores: pictures of the examples are defined once in the page, those of the gallery load when scrolled to.
     gallery, pictures = Pictures(inline), Pictures(inline)
     return write_page(
@@ -67,8 +68,8 @@ def write_report(
         weights=weight_KP.cpu().tolist(),
         explanations=explanations,
         judged=judged,
-        matrix=confusion_matrix(judged, classifier.classes),
-        confusions=layout.CONFUSIONS if (run / layout.CONFUSIONS).is_file() else None,
+        matrix_picture=draw_matrix(confusion_matrix(judged, classifier.classes), confusions),
+        confusions=confusions,
         wrong={image.path: image for image in judged if image.is_wrong},
         most_wrong=MOST_WRONG,
         table=layout.IMAGES if (run / layout.IMAGES).is_file() else None,
