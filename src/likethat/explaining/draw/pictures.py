@@ -114,4 +114,5 @@ def _shown_matches(explanation: ScoredPicture) -> Iterator[Match]:
 def _heat(map_HW: Tensor, picture: Picture, colours: str) -> str:
     scale = HEAT_SIDE / max(picture.width, picture.height)
     size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
-    return data_uri(encode(heat_layer(map_HW, size, colours), "WEBP", quality=85), "webp")
+    # The quickest method: three times as fast as Pillow's own choice, for a file that is a seventh larger.
+    return data_uri(encode(heat_layer(map_HW, size, colours), "WEBP", quality=85, method=0), "webp")
