@@ -3,7 +3,7 @@
 python benchmarks/bench_time_to_result.py CUB_200_2011 --weights resnet34.safetensors [--device cuda] [OPTIONS OF TRAIN]
 
 The bare loop fine-tunes the same backbone with a linear layer on as many images as gradient descent showed in the run,
-with the same batches, views, precision, recording and compiling. It decodes nothing and measures nothing. The options
+with the same batches, views, precision, capture and compiling. It decodes nothing and measures nothing. The options
 of `likethat train` are for both.
 
 Epochs count as gradient descent. Their seconds hold all that is done between two steps, too: prototypes that follow the
@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from likethat.cli.training_options import add_options
-from likethat.config import Config, options
 from likethat.config.presets import resolve
+from likethat.config.settings import Config, options
 from likethat.data.loaders import Images
 from likethat.models.backbone import place
 from likethat.models.baseline import create_baseline
@@ -50,7 +50,7 @@ from likethat.workflows.train import train
 
 DESCENT = ("baseline", "warm", "joint")
 GOAL = 0.15  # share of the time that is not gradient descent
-MEASURED_STEPS = 200  # of the bare loop, after as many to settle as a recording needs
+MEASURED_STEPS = 200  # of the bare loop, after as many to settle as a capture needs
 VALIDATION = "validation images"  # after each epoch
 READING, AFTERWARDS = "reading images", ("test images", "pictures of prototypes")  # before and after all stages
 OPENING = "data set opened, pixels onto the device"

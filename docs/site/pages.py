@@ -15,6 +15,7 @@ PACKAGE = ROOT / "src" / "likethat"
 TOP = "modules"  # the page of what lies in no folder of the package
 CODE_STYLES = {"light": "friendly", "dark": "github-dark"}  # of Pygments
 LINK_TO_DOCS = re.compile(r"(?<=\]\()(\.\./)?docs/")
+LINK_TO_ROOT = re.compile(r"(?<=\]\()(?:\.\./)?(CONTRIBUTING|CHANGELOG)\.md(?=\))")
 LINK_TO_EXAMPLE = re.compile(r"(?<=\]\()(?:\.\./)?examples/(\w+)\.(?:py|ipynb)(?=\))")
 
 
@@ -38,7 +39,9 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Let links into docs/ and to an example, as they stand in the repository, lead to their pages in the site."""
+    """Let links into docs/, to an example and to pages of the root, as the repository has them, lead to their pages on
+    the site."""
+    markdown = LINK_TO_ROOT.sub(lambda link: f"{link[1].lower()}.md", markdown)
     return LINK_TO_EXAMPLE.sub(r"examples/\1.md", LINK_TO_DOCS.sub(r"\1", markdown))
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from likethat.config import options as known_options
 from likethat.config.presets import resolve
+from likethat.config.settings import options as known_options
 from likethat.data.decode import read_image
 from likethat.data.folder import EXTENSIONS
 from likethat.data.formats import stated_range
@@ -36,7 +36,7 @@ class ProtoPNetClassifier:
 
     `options` are those of `likethat train`, such as backbone="resnet34" or seed=1. After `fit`, `classes_` are the
     labels, and `classifier_` is the model. It lives in a temporary folder: `classifier_.save_pretrained(FOLDER)` keeps
-    it.
+    it. A fitted estimator cannot be pickled.
     """
 
     _estimator_type = "classifier"  # for scikit-learn before 1.6

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from likethat.config import RENAMED_OPTIONS
 from likethat.config.presets import PRESETS, from_dict, resolve
+from likethat.config.settings import RENAMED_OPTIONS
 from likethat.errors import UserError
 
 

@@ -23,7 +23,7 @@ pytestmark = ON_GPU
 
 RECIPES = {"default": DEFAULT_ON_GPU, "paper": PAPER_ON_GPU, "resnet18": RESNET18_ON_GPU}
 # Recipe, stage, which of its steps or calls, seconds between saves. The fourth step of a stage is the first that is
-# replayed. Joint training of the second cycle is recorded anew.
+# replayed. Joint training of the second cycle is captured anew.
 CASES = [
     ("default", "baseline", 2, 1000),  # before anything was saved
     ("default", "baseline", 7, 0),

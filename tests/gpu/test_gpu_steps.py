@@ -1,4 +1,4 @@
-"""Steps that are recorded or compiled do what plain steps do; bf16 is near fp32, and exact where it says so."""
+"""Steps that are captured or compiled do what plain steps do; bf16 is near fp32, and exact where it says so."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from helpers.gpu import CUDA, ON_GPU
 from torch import Tensor
 
-from likethat.config import Config
 from likethat.config.presets import resolve
+from likethat.config.settings import Config
 from likethat.data.loaders import Images
 from likethat.inference.passes import classify_images, mixed_precision
 from likethat.models.backbone import place
@@ -64,7 +64,7 @@ def make_state(config: Config, images: Images, stage: str) -> RunState:
 
 
 def taker(state: RunState, stage: str, config: Config, images: Images, kind: str) -> TakeStep:
-    """What takes steps of a kind: 'plain', 'recorded' or 'compiled'."""
+    """What takes steps of a kind: 'plain', 'captured' or 'compiled'."""
     cells = state.backbone.cells
     middle_Nm2 = None if state.parts is None else state.parts.middles(cells)
     source, optimizer = FreshViews(images, config.augment, cells, middle_Nm2), state.optimizer_for(stage, config.train)
@@ -116,7 +116,7 @@ def plain() -> dict[str, list[float]]:
 def test_recorded_steps_are_the_steps(plain: dict[str, list[float]], stage: str) -> None:
     config, images = make_config(), make_images()
     state = make_state(config, images, stage)
-    step = taker(state, stage, config, images, "recorded")
+    step = taker(state, stage, config, images, "captured")
     assert take_steps(step, state, stage, config, range(STEPS)) == pytest.approx(plain[stage], rel=0.01)
 
 
@@ -135,7 +135,7 @@ def test_a_restored_optimiser_takes_recorded_steps_on(
 ) -> None:
     config, images = make_config(), make_images()
     state = make_state(config, images, stage)
-    step = taker(state, stage, config, images, "recorded")
+    step = taker(state, stage, config, images, "captured")
     losses = take_steps(step, state, stage, config, range(5))
     run = tmp_path_factory.mktemp("run")
     course = Course(images, images, ("a", "b", "c"), config, run, "of the images", Display(quiet=True), StopFlag())
@@ -149,7 +149,7 @@ def test_a_restored_optimiser_takes_recorded_steps_on(
             for quantity in ("exp_avg", "exp_avg_sq"):
                 assert new.state[after][quantity].stride() == after.stride()
                 assert torch.equal(new.state[after][quantity], old.state[before][quantity])
-    step = taker(resumed, stage, config, images, "recorded")
+    step = taker(resumed, stage, config, images, "captured")
     losses += take_steps(step, resumed, stage, config, range(5, STEPS))
     assert losses == pytest.approx(plain[stage], rel=0.01)
 

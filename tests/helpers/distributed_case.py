@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from likethat import distributed
-from likethat.config import Config
 from likethat.config.presets import resolve
+from likethat.config.settings import Config
 from likethat.data.loaders import Images
 from likethat.inference import memory_map, score_cache
 from likethat.inference.feature_maps import keep_feature_maps

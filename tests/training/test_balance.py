@@ -13,7 +13,7 @@ from helpers.runs import DEFAULT, QUICK, likethat, make_tiny_birds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from likethat.config import ModelConfig
+from likethat.config.settings import ModelConfig
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.loaders import image_weights, training_batches
 from likethat.errors import UserError

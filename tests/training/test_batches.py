@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from likethat.config import AugmentConfig
+from likethat.config.settings import AugmentConfig
 from likethat.data.cells import Cells, tiles
 from likethat.data.loaders import Images
 from likethat.training.batches import FreshViews, Shown

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from likethat.config import AugmentConfig
+from likethat.config.settings import AugmentConfig
 from likethat.data.cells import tiles
 from likethat.data.loaders import Images
 from likethat.training.batches import FreshViews

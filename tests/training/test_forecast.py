@@ -11,8 +11,8 @@ import torch
 from helpers.runs import DEFAULT, likethat, make_tiny_birds
 from helpers.tiny import random_images
 
-from likethat.config import Config
 from likethat.config.presets import resolve
+from likethat.config.settings import Config
 from likethat.models.backbone import Backbone
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import create_protopnet

@@ -10,8 +10,8 @@ from helpers.tiny import random_images, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from likethat.config import AugmentConfig
 from likethat.config.presets import resolve
+from likethat.config.settings import AugmentConfig
 from likethat.data.augment import draw_views, of_shown, show, shown_shares
 from likethat.data.loaders import training_batches, views_of
 from likethat.errors import UserError

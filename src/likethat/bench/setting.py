@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from likethat.config import Config
 from likethat.config.presets import resolve
+from likethat.config.settings import Config
 from likethat.data.loaders import Images
 from likethat.models.backbone import place
 from likethat.models.baseline import BaselineClassifier

@@ -1,4 +1,4 @@
-"""A step of joint training against a step of the bare classifier: same batch, views, precision and recording."""
+"""A step of joint training against a step of the bare classifier: same batch, views, precision and capture."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _measure(makers: Sequence[Callable[[], TakeStep]], setting: Setting) -> tupl
 
 
 def _begun(make: Callable[[], TakeStep], setting: Setting) -> Callable[[], None]:
-    """Return the turn of a contender after taking it once, so that optimiser and recording are there."""
+    """Return the turn of a contender after taking it once, so that optimiser and capture are there."""
     step, index_B = make(), torch.arange(setting.batch)
 
     def turn() -> None:

@@ -7,9 +7,8 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from likethat import config
 from likethat.cli.arguments import display_of
-from likethat.config import presets
+from likethat.config import presets, settings
 
 # By an option's name, or by its kind.
 METAVARS = {
@@ -40,14 +39,14 @@ def add_data(verb: argparse.ArgumentParser) -> None:
 def training_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `add_training_arguments` as keywords of the functions that train."""
     asked = {name: getattr(args, name) for name in ("preset", "device", "resume", "overwrite")}
-    chosen = {name: getattr(args, name) for name in config.options() if getattr(args, name) is not None}
+    chosen = {name: getattr(args, name) for name in settings.options() if getattr(args, name) is not None}
     return {**asked, "config_file": args.config, "display": display_of(args), **chosen}
 
 
 def add_options(verb: argparse.ArgumentParser, without: Container[str] = ()) -> None:
     """Add a flag for every field of the configuration, with the default preset's values as defaults in its help."""
     shown = presets.resolve("default").to_dict()
-    offered = {name: option for name, option in config.options().items() if name not in without}
+    offered = {name: option for name, option in settings.options().items() if name not in without}
     sections = dict.fromkeys(section for section, _, _ in offered.values())
     groups = {section: verb.add_argument_group(f"{section} options") for section in sections}
     for name, (section, entry, kind) in offered.items():

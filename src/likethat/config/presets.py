@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from likethat.config import (
+from likethat.config.settings import (
     ANY_VALUES,
     AUTO_WIDTH,
     DEFAULTS_OF_OLDER_RUNS,

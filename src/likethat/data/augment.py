@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from likethat.config import AugmentConfig
+from likethat.config.settings import AugmentConfig
 from likethat.data.cells import Cells, tiles
 from likethat.data.warps import draw_warps, uniform
 from likethat.runtime import send

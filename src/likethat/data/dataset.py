@@ -62,7 +62,7 @@ def hold_out(
 ) -> list[tuple[Sample, ...]]:
     """Take each fraction out of every class in turn: [rest, part of the first fraction, of the second, ...].
 
-    A class gives each part at least one image while it keeps one itself. Who goes where hangs on a hash of seed,
+    A class gives each part at least one image while it keeps one itself. Who goes where depends on a hash of seed,
     class and path, so that a new file in one class moves nothing in the others and little in its own.
     """
     members_of: list[list[Sample]] = [[] for _ in classes]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from likethat.config import ANY_VALUES, Config
+from likethat.config.settings import ANY_VALUES, Config
 from likethat.data.cars import find_cars, open_cars
 from likethat.data.cub import find_cub, open_cub
 from likethat.data.dataset import DataSet, Sample

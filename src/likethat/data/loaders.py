@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from likethat.config import AugmentConfig
+from likethat.config.settings import AugmentConfig
 from likethat.data.augment import Views, draw_views, show
 from likethat.data.dataset import Sample
 from likethat.runtime import send

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from likethat.config import DataConfig
+from likethat.config.settings import DataConfig
 from likethat.data.folder import EXTENSIONS
 from likethat.data.folder_kinds import made_by_likethat
 from likethat.data.tables.rows import is_table

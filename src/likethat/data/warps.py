@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from likethat.config import AugmentConfig
+from likethat.config.settings import AugmentConfig
 
 GRID = 4  # control points of the elastic distortion along each side
 CORNERS = ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0))  # of a picture: x and y

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from likethat.config import Config
+from likethat.config.settings import Config
 from likethat.data.cache import CHUNK, decode_chunk
 from likethat.data.dataset import Sample
 from likethat.data.loaders import Images, ViewedImages, hold, views_of
@@ -100,8 +100,8 @@ def own_batches_of_files(
 
 
 def last_layer_images(train: Images, config: Config) -> Images:
-    """Return the images that the last layer learns from: views of every training image. The network knows the pictures
-    themselves by heart, so connections learned from them would be too sure of themselves."""
+    """Return the images that the last layer learns from: views of every training image. The network has
+    memorised the pictures themselves, so connections learned from them would be too sure of themselves."""
     seed = seed_for(config.train.seed, "last layer")
     return views_of(train, config.augment, seed, config.train.last_layer_views)
 

@@ -11,7 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from likethat.config import ModelConfig
+from likethat.config.settings import ModelConfig
 from likethat.data.cells import Cells, tiles
 from likethat.data.files import digest_file
 from likethat.errors import UserError

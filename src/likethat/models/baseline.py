@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from likethat.config import ModelConfig
+from likethat.config.settings import ModelConfig
 from likethat.models.backbone import Backbone, configured_backbone
 from likethat.models.protopnet import create_layers
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from likethat.config import AUTO_WIDTH, ModelConfig
+from likethat.config.settings import AUTO_WIDTH, ModelConfig
 from likethat.errors import UserError
 from likethat.models.backbone import Backbone, configured_backbone
 from likethat.models.prototypes import DistanceMaps, PrototypeLayer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from likethat.config import ModelConfig
+from likethat.config.settings import ModelConfig
 from likethat.data.folder_kinds import is_run
 from likethat.errors import UserError
 from likethat.models.backbone import configured_backbone, create_timm, describe_file, load_state, place, read_state

@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 from torch import nn
 
 from likethat import __version__
-from likethat.config import SECTIONS, Config
 from likethat.config.presets import from_dict
+from likethat.config.settings import SECTIONS, Config
 from likethat.data.files import parse_json, read_file
 from likethat.data.folder_kinds import CHECKPOINTS, CONFIG, LOCK, PIXEL_FILE, is_begun, is_run
 from likethat.errors import UserError

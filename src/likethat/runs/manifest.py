@@ -1,5 +1,5 @@
 """The digests of a run's files, written last: what has changed since is seen. Who forges files can forge digests too;
-what the data proves hangs on none."""
+what the data proves depends on none."""
 
 from __future__ import annotations
 

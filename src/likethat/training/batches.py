@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from likethat.config import AugmentConfig
+from likethat.config.settings import AugmentConfig
 from likethat.data.augment import Views, draw_views, in_piece, looked_at, of_shown, same_pixels, show, shown_shares
 from likethat.data.cells import Cells
 from likethat.data.loaders import Images, to_unit

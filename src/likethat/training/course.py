@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from likethat.config import Config
+from likethat.config.settings import Config
 from likethat.data.loaders import Images
 from likethat.distributed import any_process
 from likethat.errors import Interrupted

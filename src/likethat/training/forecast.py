@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import torch
 
-from likethat.config import Config
 from likethat.config.presets import quick
+from likethat.config.settings import Config
 from likethat.progress import in_words
 from likethat.training.course import Course
 from likethat.training.losses import EVERY
 from likethat.training.plan import PlanEntry, make_plan
 
-# Steps of a stage that say nothing about the others: on a GPU kernels are chosen, recorded or compiled in them.
+# Steps of a stage that say nothing about the others: on a GPU kernels are chosen, captured or compiled in them.
 SETTLING, SETTLING_ON_GPU = 1, 4
 FEWEST, LEAST_SECONDS = 4, 2.0  # steps or seconds after these that a forecast is made from
 LONG = 600.0  # seconds of a run on a CPU from which on it is told what would shorten it

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from likethat.config import TrainConfig
+from likethat.config.settings import TrainConfig
 from likethat.errors import UserError
 from likethat.training.last_layer_problem import (
     LastLayerProblem,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from likethat.config import Config
+from likethat.config.settings import Config
 from likethat.data.loaders import Images
 from likethat.distributed import broadcast_object
 from likethat.inference.feature_maps import FeatureMaps, keep_feature_maps

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from likethat.config import Config
+from likethat.config.settings import Config
 from likethat.data.loaders import training_batches
 from likethat.distributed import broadcast_model
 from likethat.errors import Interrupted

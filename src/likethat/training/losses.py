@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from likethat.config import TrainConfig
+from likethat.config.settings import TrainConfig
 from likethat.data.cells import tiles
 from likethat.inference.attack import lower_similarity
 from likethat.inference.moments import at_places

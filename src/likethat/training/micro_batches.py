@@ -1,8 +1,8 @@
 """Steps of gradient descent in less memory than a whole batch takes, where that is the machine's own.
 
-A batch is gone through in parts, whose gradients add up to those of the whole: the step is the same, up to rounding.
-BatchNorm that learns its statistics needs the whole batch. There it stays whole, and what the network's blocks leave
-for the way back is computed again on that way instead of kept: the same bits, for a third more time.
+Gradients of micro-batches are accumulated to those of the whole batch: the step is the same, up to rounding. BatchNorm
+that learns its statistics needs the whole batch. There it stays whole, and activations of the network's blocks are
+checkpointed: computed again in the backward pass instead of kept, the same bits for a third more time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from likethat.training.batches import Shown
 from likethat.training.losses import Costs, CostsOf
 from likethat.training.wrap_step import GradientStep
 
-MOST_BYTES = 1 << 30  # that pictures which are gone through together leave for the way back
+MOST_BYTES = 1 << 30  # of activations that a micro-batch keeps for the backward pass
 
 
 def save_memory(step: GradientStep, backbone: Backbone, batch: int, *, learns_statistics: bool) -> GradientStep:
@@ -61,14 +61,14 @@ def parts_of(shown: Shown, at_once: int | None = None) -> Iterator[tuple[Shown, 
 
 
 def bytes_of_picture(backbone: Backbone) -> int:
-    """Return how much one picture leaves in memory for the way back through a backbone, whose parameters that move are
-    known. The backbone is in evaluation mode afterwards."""
+    """Return how much memory one picture takes for the backward pass of a backbone, whose parameters
+    that move are known. The backbone is in evaluation mode afterwards."""
     return bytes_kept(backbone.eval(), torch.zeros(1, 3, *backbone.input_size, device=backbone.mean.device))
 
 
 @torch.enable_grad()
 def bytes_kept(network: nn.Module, x_B3HW: Tensor) -> int:
-    """Return how much pictures leave in memory for the way back through a network, besides its weights."""
+    """Return how much memory pictures take for the backward pass of a network, besides its weights."""
     weights = {value.untyped_storage().data_ptr() for value in (*network.parameters(), *network.buffers())}
     kept: dict[int, Tensor] = {}
 
@@ -95,7 +95,7 @@ def _step_with_recomputing(
     with _recomputing(backbone.net):
         costs = step(shown, costs_once, optimizer)
     for value, once in zip(backbone.buffers(), learned, strict=True):
-        value.copy_(once)  # on the way back, BatchNorm has learned the statistics of this batch a second time
+        value.copy_(once)  # in the backward pass, BatchNorm has learned the statistics of this batch a second time
     return costs
 
 

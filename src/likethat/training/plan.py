@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from likethat.config import TrainConfig
+from likethat.config.settings import TrainConfig
 from likethat.models.baseline import BaselineClassifier
 from likethat.models.protopnet import ProtoPNet
 
@@ -116,7 +116,7 @@ def start_stage(
     device = groups[0]["params"][0].device
     if device.type != "cuda":
         return kind(groups)
-    for group in groups:  # a recorded step reads the learning rate from where it was when recorded
+    for group in groups:  # a captured step reads the learning rate from where it was when captured
         group["lr"] = torch.tensor(group["lr"], device=device)
     return kind(groups, fused=True, capturable=True)
 

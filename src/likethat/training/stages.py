@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from likethat.config import AUTO_WIDTH
+from likethat.config.settings import AUTO_WIDTH
 from likethat.data.loaders import Images
 from likethat.errors import UserError
 from likethat.inference.feature_maps import FeatureMaps, maps_if_they_fit

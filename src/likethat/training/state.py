@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from likethat import __version__
-from likethat.config import TrainConfig
 from likethat.config.presets import from_dict
+from likethat.config.settings import TrainConfig
 from likethat.distributed import broadcast_model, broadcast_tensor, is_main_process
 from likethat.errors import UserError
 from likethat.inference.feature_maps import FeatureMaps

@@ -1,4 +1,4 @@
-"""What is wrapped around a step of gradient descent: recording on a GPU, compiling, and several processes."""
+"""What is wrapped around a step of gradient descent: capture as a CUDA graph, compiling, and several processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from likethat.training.losses import Costs, CostsOf
 from likethat.training.parallel import mean_over_processes
 
 COMPILED_FROM = 20_000  # steps of a stage: it takes a minute, and each step then some milliseconds less
-WARM_UP = 3  # steps before the recording, in which CUDA's libraries choose their kernels
+WARM_UP = 3  # steps before the capture, in which CUDA's libraries choose their kernels
 
 GradientStep = Callable[..., Costs]  # of what is shown, its costs, an optimiser and perhaps the weight of the loss
 TakeStep = Callable[[Tensor, int], Costs]  # of the numbers of a batch's images, and a seed
@@ -31,15 +31,15 @@ def wrap_step(
 ) -> TakeStep:
     """Return what takes `step` on a batch, for one stage of training.
 
-    On CUDA steps are recorded. Several processes take a slice of the batch each, and nothing is recorded.
+    On CUDA steps are captured as a graph. Several processes take a slice of the batch each, and nothing is captured.
     """
     costs_of = compiled(costs_of, tell) if compile else costs_of
 
     def whole_step(*gathered: Tensor) -> Costs:
         return step(source.show(*gathered), costs_of, optimizer)
 
-    is_recorded = source.device.type == "cuda" and world_size() == 1
-    run_step = RecordedStep(whole_step, optimizer, tell) if is_recorded else whole_step
+    is_captured = source.device.type == "cuda" and world_size() == 1
+    run_step = CapturedStep(whole_step, optimizer, tell) if is_captured else whole_step
 
     def take_step(index_B: Tensor, seed: int) -> Costs:
         """Take one step. All its randomness (views, dropout) follows from `seed`; nothing waits for the device."""
@@ -55,27 +55,27 @@ def wrap_step(
     return take_step
 
 
-class RecordedStep:
-    """A step on CUDA: recorded once and replayed, so that its kernels follow each other unasked.
+class CapturedStep:
+    """A step on CUDA: captured once and replayed, so that its kernels follow each other unasked.
 
-    The recording holds for one stage of training: what is trained, and in which mode, is part of it.
+    The capture holds for one stage of training: what is trained, and in which mode, is part of it.
     """
 
     def __init__(self, step: Callable[..., Costs], optimizer: torch.optim.Optimizer, tell: Tell) -> None:
         self.step, self.optimizer, self.tell = step, optimizer, tell
         self.graph: torch.cuda.CUDAGraph | None = None
         self.steps = 0
-        self.recordable = True
+        self.can_be_captured = True
         self.inputs: list[Tensor] = []
         self.costs: Costs = {}
 
     def __call__(self, *inputs: Tensor) -> Costs:
         """Take the step on these inputs, which have the same shapes in every call."""
-        if self.recordable and self.steps < WARM_UP:
+        if self.can_be_captured and self.steps < WARM_UP:
             self.steps += 1
             return self._step_aside(*inputs)
-        if self.recordable and self.graph is None:
-            self._record(*inputs)
+        if self.can_be_captured and self.graph is None:
+            self._capture(*inputs)
         if self.graph is None:
             return self.step(*inputs)
         for place, value in zip(self.inputs, inputs, strict=True):
@@ -84,7 +84,7 @@ class RecordedStep:
         return self.costs
 
     def _step_aside(self, *inputs: Tensor) -> Costs:
-        """Take a step on a stream of its own, as the recording will be."""
+        """Take a step on a stream of its own, as the capture will be."""
         here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
@@ -92,8 +92,8 @@ class RecordedStep:
         here.wait_stream(aside)
         return costs
 
-    def _record(self, *inputs: Tensor) -> None:
-        """Record the step, which computes nothing; the first replay is the step itself."""
+    def _capture(self, *inputs: Tensor) -> None:
+        """Capture the step, which computes nothing; the first replay is the step itself."""
         self.inputs = [value.clone() for value in inputs]
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
@@ -101,8 +101,10 @@ class RecordedStep:
             with torch.cuda.graph(graph):
                 self.costs = self.step(*self.inputs)
         except RuntimeError as error:  # a backbone that asks the device something in the middle of a step
-            self.recordable = False
-            self.tell(f"note: steps cannot be recorded with this backbone, so they run slower ({error})")
+            self.can_be_captured = False
+            self.tell(
+                f"note: steps cannot be captured as a CUDA graph with this backbone, so they run slower ({error})"
+            )
             return
         self.graph = graph
 

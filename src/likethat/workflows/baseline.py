@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from likethat.config import Config
 from likethat.config.presets import resolve
+from likethat.config.settings import Config
 from likethat.data.loaders import image_weights
 from likethat.distributed import barrier, broadcast_model, is_main_process
 from likethat.errors import UserError

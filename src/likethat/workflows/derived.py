@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from likethat.config import ModelConfig
+from likethat.config.settings import ModelConfig
 from likethat.data.dataset import DataSet, leave_out
 from likethat.data.formats import open_by_config
 from likethat.data.loaders import Images, image_weights

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from likethat.config import TrainConfig
+from likethat.config.settings import TrainConfig
 from likethat.data.dataset import PARTS
 from likethat.data.folder_kinds import is_run
 from likethat.errors import UserError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from likethat.config import AUTO_WIDTH, Config, ModelConfig
+from likethat.config.settings import AUTO_WIDTH, Config, ModelConfig
 from likethat.data.cache import LoadedDataSet, load_dataset
 from likethat.data.dataset import DataSet, fingerprint, leave_out
 from likethat.data.formats import open_by_config

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from likethat.config import AUTO_WIDTH, Config
 from likethat.config.presets import resolve
+from likethat.config.settings import AUTO_WIDTH, Config
 from likethat.data.formats import stated_range
 from likethat.data.loaders import image_weights
 from likethat.distributed import barrier, is_main_process

@@ -152,7 +152,7 @@ def test_nor_about_others_of_its_burst(quick: Path) -> None:
 def test_what_a_trained_network_cannot_be_asked_is_said(tmp_path: Path) -> None:
     found = audit_run(make_tiny_run(tmp_path), None, "cpu", Display(quiet=True))
     assert len(found.doubts) == 27
-    assert "wrong labels that it knows by heart are not found" in found.notes[0]
+    assert "wrong labels that it has memorised are not found" in found.notes[0]
     likelihood = [doubt.label_probability for doubt in found.doubts]
     assert likelihood[0] < likelihood[-1]
     assert {doubt.part for doubt in found.doubts} == {"train", "val"}

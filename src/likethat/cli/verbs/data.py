@@ -7,10 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from likethat import config
 from likethat.cli.arguments import CHECK_FAILED, DONE, OWN_DATA, add_verb, answer, display_of
 from likethat.cli.training_options import add_data, add_options
-from likethat.config import presets
+from likethat.config import presets, settings
 from likethat.errors import UserError
 
 TABLE_OPTIONS = ("columns", "images", "value_range", "val_fraction", "test_fraction", "seed")
@@ -125,8 +124,8 @@ def add(verbs: Any) -> None:
     verb.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (default: 0)")
     verb = add_verb(data_verbs, "check", check, json=True, device=False)
     add_data(verb)
-    add_options(verb, without=config.options().keys() - TABLE_OPTIONS)
-    verb.add_argument("--pairs", type=Path, metavar="FILE", help="draw near-duplicates across parts into a JPEG file")
+    add_options(verb, without=settings.options().keys() - TABLE_OPTIONS)
+    verb.add_argument("--pairs", type=Path, metavar="FILE", help="draw near-duplicates between splits into a JPEG file")
     verb = add_verb(data_verbs, "audit", audit, run=True, data=OWN_DATA, json=True)
     verb.add_argument("--most", type=int, default=30, metavar="N", help="pictures with their sheets (default: 30)")
     verb.add_argument("--out", type=Path, metavar="DIR", help="folder to make (default: RUN/audit)")

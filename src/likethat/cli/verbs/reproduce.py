@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from likethat import config
 from likethat.cli.arguments import CHECK_FAILED, DONE, add_verb, answer, display_of
 from likethat.cli.training_options import add_data, add_options
-from likethat.config import presets
+from likethat.config import presets, settings
 from likethat.workflows.reproduce import OWN_OPTIONS
 
 
@@ -20,10 +19,10 @@ def reproduce(args: argparse.Namespace) -> int:
 
     own = ("weights", "seeds", "presets", "full_images", "as_long", "interpretability", "jobs", "device")
     asked = {name: getattr(args, name) for name in own}
-    options = {name: getattr(args, name) for name in config.options() if name not in OWN_OPTIONS}
+    options = {name: getattr(args, name) for name in settings.options() if name not in OWN_OPTIONS}
     chosen = {name: value for name, value in options.items() if value is not None}
-    settings = {**asked, "config_file": args.config, "display": display_of(args), **chosen}
-    document = reproduce(args.data, args.backbones, args.out, **settings)
+    asked |= {"config_file": args.config, "display": display_of(args), **chosen}
+    document = reproduce(args.data, args.backbones, args.out, **asked)
     answer(args, document, lambda: print((args.out / f"{TABLE}.md").read_text(encoding="utf-8")))
     return DONE if document["complete"] else CHECK_FAILED
 

@@ -1,5 +1,5 @@
 """Values beyond 8 bits: which of them becomes black and which white. The rule is stated, or follows from the kind of
-the file; it never hangs on what the picture shows."""
+the file; it never depends on what the picture shows."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from likethat.config import TrainConfig
+from likethat.config.settings import TrainConfig
 from likethat.errors import UserError
 from likethat.inference.memory_map import make_file, map_file
 from likethat.inference.score_cache import BLOCK, WHAT

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from likethat.config import TrainConfig
+from likethat.config.settings import TrainConfig
 from likethat.errors import UserError
 from likethat.training.last_layer import LastLayerSolution
 from likethat.training.last_layer_problem import wide

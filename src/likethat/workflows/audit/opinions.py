@@ -1,9 +1,9 @@
 """What pictures are likely to be, judged without their own labels: each opinion is a table of log probabilities.
 
-A network that was trained knows its training pictures by heart, wrong labels included, so it cannot be asked about
-them. What a backbone saw in them before it was trained hangs on no label; a linear layer on that is fitted without the
-picture it judges, and without the others of its group, which are likely to have the same wrong label. Both steps are
-exact, so nothing here is random.
+A network that was trained has memorised its training pictures, wrong labels included, so it cannot be asked about
+them. What a backbone saw in them before it was trained depends on no label. A linear layer on that is fitted without
+the picture it judges, and without the others of its group, which are likely to have the same wrong label. Both steps
+are exact, so nothing here is random.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from likethat.config import TrainConfig
+from likethat.config.settings import TrainConfig
 from likethat.data.loaders import Images
 from likethat.inference.passes import batches_of
 from likethat.models.backbone import Backbone

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from likethat.config import Config
+from likethat.config.settings import Config
 from likethat.data.dataset import DataSet, Sample
 from likethat.data.groups import group_numbers, group_of
 from likethat.data.loaders import Images
@@ -84,19 +84,19 @@ def backbone_before(network: ProtoPNet, config: Config, device: torch.device) ->
     """Return the backbone as it was before labels taught it anything, and what must be said about it."""
     if not has_learned(config):
         return network.backbone, ("The backbone was never trained on these labels, and judges them as it is.",)
-    by_heart = (
-        "The network was trained on these labels, and there is no backbone from before: wrong labels that it knows by "
-        "heart are not found."
+    memorised = (
+        "The network was trained on these labels, and there is no backbone from before: wrong labels that it has "
+        "memorised are not found."
     )
     if config.model.weights == "none":
-        return network.backbone, (by_heart,)
+        return network.backbone, (memorised,)
     torch.manual_seed(seed_for(config.train.seed, "weights"))
     try:
         backbone = configured_backbone(config.model, config.model.weights)
     except UserError as error:
-        return network.backbone, (f"{by_heart} {error}",)
+        return network.backbone, (f"{memorised} {error}",)
     note = (
-        "The network was trained on these labels and knows its training pictures by heart, so they are judged by the "
+        "The network was trained on these labels and has memorised its training pictures, so they are judged by the "
         "backbone as it was before; validation pictures by both."
     )
     return place(backbone, device).eval(), (note,)

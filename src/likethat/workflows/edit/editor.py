@@ -49,7 +49,7 @@ CANDIDATES = 8  # patches offered for a prototype's place
 class Editor:
     """A finished run that is being corrected. Made by `open_editor`; used by one thread at a time.
 
-    Every edit solves the last layer again from cached scores. The result hangs on the prototypes that are left, not
+    Every edit solves the last layer again from cached scores. The result depends on the prototypes that are left, not
     on the way there: undone and redone, or in another order, the same edits give the same numbers.
     """
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from likethat.config import options as known_options
 from likethat.config.presets import resolve
+from likethat.config.settings import options as known_options
 from likethat.data.folder_kinds import TABLE
 from likethat.data.formats import open_by_config
 from likethat.errors import UserError
