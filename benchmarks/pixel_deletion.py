@@ -1,4 +1,4 @@
-"""Which way of locating a prototype finds the pixels that its similarity hangs on?
+"""Which way of locating a prototype finds the pixels that its similarity depends on?
 
 Definition (after Petsiuk et al. 2018, as `deletion`, but of one prototype's similarity and pixel by pixel): the pixels
 of a picture are removed in the order of an attribution map, most first; the curve is the similarity that is left, as a

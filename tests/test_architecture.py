@@ -16,8 +16,8 @@ from likethat.cli.parser import VERBS
 ROOT = Path(likethat.__file__).parent
 TESTS = Path(__file__).parent
 
-# From the ground up: a module imports from its own room or from those before it, never from those after it.
-ROOMS = [
+# From the ground up: a module imports from its own package or from those before it, never from those after it.
+PACKAGES = [
     *("errors", "windows", "config", "distributed", "runtime", "progress"),
     *("data", "models", "runs", "inference", "training", "explaining", "metrics", "report", "workflows"),
     *("estimator", "serve", "bench", "cli", "__main__"),
@@ -25,7 +25,7 @@ ROOMS = [
 MOST_LINES, MOST_MODULES, MOST_IN_ROOT = 320, 20, 10
 PUBLIC = "likethat.__version__"  # what modules may take from the package itself
 LISTS = ("metrics",)  # folders of like things, one file each, may be longer
-NO_ROOMS = {Path(), Path("gpu")}  # folders of tests: on all of it, and on what a GPU computes
+NO_PACKAGES = {Path(), Path("gpu")}  # folders of tests: on all of it, and on what a GPU computes
 
 
 def name_of(file: Path) -> str:
@@ -60,16 +60,16 @@ def graph() -> dict[str, set[str]]:
     return found
 
 
-def room_of(module: str) -> int:
-    room = module.split(".")[1]
-    assert room in ROOMS, f"{room} has no place in the order of rooms"
-    return ROOMS.index(room)
+def package_of(module: str) -> int:
+    package = module.split(".")[1]
+    assert package in PACKAGES, f"{package} has no place in the order of packages"
+    return PACKAGES.index(package)
 
 
 def test_imports_go_one_way(graph: dict[str, set[str]]) -> None:
     for module, imported in graph.items():
         for name in imported:
-            assert room_of(name) <= room_of(module), f"{module} imports {name}, which is above it"
+            assert package_of(name) <= package_of(module), f"{module} imports {name}, which is above it"
 
 
 def test_imports_go_in_no_circle(graph: dict[str, set[str]]) -> None:
@@ -93,10 +93,10 @@ def test_folders_can_be_overlooked() -> None:
     assert len(list(ROOT.glob("*.py"))) <= MOST_IN_ROOT
 
 
-def test_every_room_has_its_tests() -> None:
-    rooms = {folder.name for folder in ROOT.iterdir() if (folder / "__init__.py").is_file()}
-    tested = {file.parent.relative_to(TESTS) for file in TESTS.rglob("test_*.py")} - NO_ROOMS
-    assert {folder.parts[0] for folder in tested} == rooms
+def test_every_package_has_its_tests() -> None:
+    packages = {folder.name for folder in ROOT.iterdir() if (folder / "__init__.py").is_file()}
+    tested = {file.parent.relative_to(TESTS) for file in TESTS.rglob("test_*.py")} - NO_PACKAGES
+    assert {folder.parts[0] for folder in tested} == packages
     assert [folder for folder in tested if not (ROOT / folder / "__init__.py").is_file()] == []
     names = [file.name for file in TESTS.rglob("test_*.py")]
     assert len(names) == len(set(names)), "pytest tells test files by their names alone"

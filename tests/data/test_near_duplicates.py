@@ -1,4 +1,4 @@
-"""Pictures that were taken of one thing, one after the other, are found across parts; others are not."""
+"""Pictures that were taken of one thing, one after the other, are found between splits; others are not."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_bursts_are_found_and_other_scenes_are_not(data: Path, capsys: pytest.Ca
     bits = [pair.bits for pair in report.near_duplicates]
     assert bits == sorted(bits)
     (note,) = report.notes
-    assert note.startswith("3 of 9 test pictures look nearly like one of an earlier part")
+    assert note.startswith("3 of 9 test pictures look nearly like one of an earlier split")
     assert main(["data", "check", str(data), "--json", "--pairs", str(data.parent / "pairs.jpg")]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["notes"] == [note]

@@ -16,7 +16,7 @@ from likethat.data.loaders import Images
 from likethat.inference import feature_maps
 from likethat.inference.nearest import nearest_patches
 from likethat.inference.passes import score_images
-from likethat.models.backbone import place
+from likethat.models.backbone import moved, place
 from likethat.models.baseline import BaselineClassifier
 from likethat.runtime import exact_arithmetic
 from likethat.training.choose import start_from_baseline
@@ -49,6 +49,14 @@ def on_both(**options: object) -> list[tuple]:
         model = place(tiny_model([4] * len(CLASSES), **options).eval(), device)
         found.append((model, make_images(device)))
     return found
+
+
+def test_a_shifted_picture_has_one_gradient() -> None:
+    """To the bit, each time: padding by torch's "replicate" adds up in any order there."""
+    x_B3HW = torch.rand(8, 3, 224, 224, device=CUDA, requires_grad=True)
+    weight_B3HW = torch.rand_like(x_B3HW)
+    first, *others = (torch.autograd.grad((moved(x_B3HW, 7) * weight_B3HW).sum(), x_B3HW)[0] for _ in range(5))
+    assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("similarity", ["log", "cosine"])

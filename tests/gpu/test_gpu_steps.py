@@ -113,7 +113,7 @@ def plain() -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("stage", ["baseline", "joint"])
-def test_recorded_steps_are_the_steps(plain: dict[str, list[float]], stage: str) -> None:
+def test_captured_steps_are_the_steps(plain: dict[str, list[float]], stage: str) -> None:
     config, images = make_config(), make_images()
     state = make_state(config, images, stage)
     step = taker(state, stage, config, images, "captured")
@@ -130,7 +130,7 @@ def test_compiled_steps_are_the_steps(plain: dict[str, list[float]], stage: str)
 
 
 @pytest.mark.parametrize("stage", ["baseline", "joint"])
-def test_a_restored_optimiser_takes_recorded_steps_on(
+def test_a_restored_optimiser_takes_captured_steps_on(
     plain: dict[str, list[float]], tmp_path_factory: pytest.TempPathFactory, stage: str
 ) -> None:
     config, images = make_config(), make_images()

@@ -85,7 +85,9 @@ def work(file: Path) -> dict[str, Tensor]:
     images, state = make_images(), make_state(config)
     model, baseline = state.protopnet, state.baseline
     assert baseline is not None
+    is_last = distributed.rank() == distributed.world_size() - 1
     found = {
+        "exact/least": torch.tensor(distributed.least_of_all(3 if is_last else 5)),
         "exact/score_NP": score_images(model, images),
         "exact/logits_NK": classify_images(baseline, images),
         "exact/validation_NK": classify_images(model, images),

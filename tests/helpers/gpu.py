@@ -30,7 +30,7 @@ RESNET18_ON_GPU = [
 
 
 def make_birds_for_gpu(folder: Path) -> Path:
-    """Five steps an epoch: enough that some of each stage are replayed from the recording."""
+    """Five steps an epoch: enough that some of each stage are replayed from the capture."""
     make_birds(folder, species=3, train=12, val=3, test=4, size=64, seed=0)
     return folder
 

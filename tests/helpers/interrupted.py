@@ -41,7 +41,7 @@ def signalled(
 
 
 def _prepare(stage: str, count: int, save_every: float, number: int, worth_saving: float) -> None:
-    """In the command's own process; a step is counted where its learning rates are set, recorded or not."""
+    """In the command's own process; a step is counted where its learning rates are set, captured or not."""
     state.SAVE_EVERY, state.WORTH_SAVING = save_every, worth_saving
     if stage in CALLS:
         _signal_at(*CALLS[stage], count, number, lambda *_: True)

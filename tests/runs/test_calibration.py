@@ -185,7 +185,7 @@ def test_runs_of_every_kind_are_calibrated_on_their_validation_images(folder: Pa
 def test_images_that_one_of_two_networks_knows_calibrate_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The split of a folder without parts hangs on the seed; only the test images are the same here."""
+    """The split of a folder without parts depends on the seed; only the test images are the same here."""
     data = tmp_path / "data"
     shutil.copytree(folder / "birds", data)
     for picture in (data / "val").rglob("*.jpg"):

@@ -173,6 +173,6 @@ def test_near_duplicates_are_shown_in_the_report(tmp_path: Path, capsys: pytest.
         shown = told(capsys, verb, tmp_path / "data", "--out", tmp_path / verb, *options)
         assert "test/a/burst.jpg and train/a/0.png (train): accuracies on them do not hold" in " ".join(shown.split())
         report = (tmp_path / verb / layout.REPORT).read_text()
-        assert "Near-duplicates across parts" in report
+        assert "Near-duplicates between splits" in report
         manifest = json.loads((tmp_path / verb / layout.MANIFEST).read_text())
         assert layout.NEAR_DUPLICATES in manifest["files"]

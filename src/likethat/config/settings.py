@@ -14,7 +14,7 @@ from likethat.windows import NO_WINDOWS
 MOST_INPUT = 4096  # pixels of a side that networks see
 ANY_VALUES = (0.0, 0.0)  # the kind of a file says which of its values are black and white
 AUTO_WIDTH = -1  # of the latent map: the run chooses it by cross-validation
-PATCHES_OF_BASELINE = "prototypes of a baseline (--baseline-epochs, --from-baseline)"
+PATCHES_OF_BASELINE = "prototypes of a baseline (--baseline-epochs, --from-baseline, --fit-head)"
 NO_WORDS: Mapping[str, Any] = types.MappingProxyType({})
 
 

@@ -1,4 +1,4 @@
-"""Pictures that look nearly alike across parts, as those of a burst do: accuracies on them do not hold.
+"""Pictures that look nearly alike between splits, as those of a burst do: accuracies on them do not hold.
 
 A picture's look is the perceptual hash of ImageHash with 256 bits: which of its 16 x 16 lowest frequencies are above
 their median. On CUB-200-2011 with 64 bits, one could not tell bursts from any two dark birds on a twig.
@@ -31,7 +31,7 @@ MISSING = "near-duplicates were not looked for, which needs another package; `pi
 
 @dataclass(frozen=True, slots=True)
 class NearDuplicate:
-    """A picture and the most similar one of an earlier part."""
+    """A picture and the most similar one of an earlier split."""
 
     path: str
     part: str
@@ -59,7 +59,7 @@ def look_of(pixel_HW3: np.ndarray) -> str | None:
 def find_near_duplicates(
     dataset: DataSet, look_by_path: Mapping[str, str], sha256: Mapping[str, str]
 ) -> tuple[NearDuplicate, ...]:
-    """Return every picture that looks nearly like one of an earlier part, the most similar first. Copies of a file are
+    """Return every picture that looks nearly like one of an earlier split, the most similar first. Copies of a file are
     told of elsewhere."""
     samples = {part: [s for s in dataset.part(part) if s.path in look_by_path] for part in PARTS}
     looks = {part: _unpack(own, look_by_path) for part, own in samples.items()}
@@ -78,14 +78,14 @@ def tell_near_duplicates(dataset: DataSet, pairs: Sequence[NearDuplicate]) -> It
         own, total = [pair for pair in pairs if pair.part == part], len(dataset.part(part))
         if 2 * len(own) > total:
             yield (
-                f"{len(own)} of {total} {part} pictures look nearly like one of an earlier part: all are composed "
+                f"{len(own)} of {total} {part} pictures look nearly like one of an earlier split: all are composed "
                 "alike, or many show one thing. Where several show one patient, nest or burst, say so in a table's "
                 "column group"
             )
         elif own:
             first = own[0]
             yield (
-                f"{len(own)} of {total} {part} pictures look nearly like one of an earlier part, such as {first.path} "
+                f"{len(own)} of {total} {part} pictures look nearly like one of an earlier split, such as {first.path} "
                 f"and {first.other} ({first.other_part}): accuracies on them do not hold. Put pictures of one burst, "
                 "nest or patient into one group, by a table with a column group"
             )

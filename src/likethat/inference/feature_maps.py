@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.loaders import Images
-from likethat.distributed import gather_rows
+from likethat.distributed import any_process, gather_rows
 from likethat.inference.passes import own_batches_of
 from likethat.models.backbone import Backbone
 from likethat.progress import Advance
@@ -45,7 +45,7 @@ def maps_if_they_fit(backbone: Backbone, images: Images, advance: Advance | None
     """Return the maps of all images, computed once, or the images where memory is too small for their maps."""
     height, width = backbone.map_size
     size = 4 * len(images) * backbone.channels * height * width
-    if size > MEMORY_SHARE * physical_memory():
+    if any_process(size > MEMORY_SHARE * physical_memory()):  # all go the same way, since they share the work
         return images
     return keep_feature_maps(backbone.eval(), images, torch.arange(len(images)), advance)
 
@@ -66,9 +66,10 @@ def keep_feature_maps(
 
 
 def _place_for(size: int, device: torch.device) -> torch.device:
-    """Return the device if it is a GPU with room for so many bytes, or else the CPU, whose memory is larger."""
+    """Return the device if it is a GPU with room for so many bytes, on every process, or else the CPU, whose memory is
+    larger."""
     fits = device.type == "cuda" and size < GPU_SHARE * torch.cuda.mem_get_info(device)[0]
-    return device if fits else torch.device("cpu")
+    return torch.device("cpu") if any_process(not fits) else device
 
 
 def own_features_of(

@@ -82,10 +82,10 @@ class Backbone(nn.Module):
         return torch.cat([self.map_of(x_b3HW) for x_b3HW in x_B3HW.split(at_once)])
 
     def pictures_at_once(self, batch: int) -> int:
-        """Return how many pictures are looked at together in a pass without gradients: on a CPU and on MPS no more than
-        fit into little memory, which is quicker, too."""
+        """Return how many of a batch are looked at together in a pass without gradients: no more than fit into little
+        memory on a CPU and on MPS, which is quicker, too, and into much on CUDA."""
         pixels = CUDA_PASS_PIXELS if self.mean.device.type == "cuda" else PASS_PIXELS
-        return max(1, pixels // math.prod(self.input_size))
+        return min(batch, max(1, pixels // math.prod(self.input_size)))
 
     def map_of(self, x_B3HW: Tensor) -> Tensor:
         """Return the map of these pictures, all of them looked at together."""
@@ -172,7 +172,7 @@ class WindowedBackbone(Backbone):
 
     def pictures_at_once(self, batch: int) -> int:
         """Return how many pictures have no more pixels in their windows than a plain pass has in its pictures."""
-        return max(1, int(min(batch, super().pictures_at_once(batch)) / self.windows.cost(self.input_size)))
+        return max(1, int(super().pictures_at_once(batch) / self.windows.cost(self.input_size)))
 
     def map_of(self, x_B3HW: Tensor) -> Tensor:
         """Return the map of these pictures, all windows looked at together."""

@@ -87,7 +87,7 @@ def to_explain(matrix: ConfusionMatrix, most: int) -> list[JudgedImage]:
 
 def draw_matrix(matrix: ConfusionMatrix, page: str | None) -> str:
     """Return the matrix as an SVG. A click on a cell goes to its place on `page`, "" for the page that the SVG stands
-    on; None makes no links."""
+    on. There are no links where it is None."""
     side, margin = matrix.side, 170 if matrix.is_named else 30
     field = side * len(matrix.classes)
     whole, names = f"{margin + field + 8:g}", [html.escape(name) for name in matrix.classes]

@@ -1,4 +1,4 @@
-"""A picture of near-duplicates: each held-out picture beside the one of an earlier part that it looks like."""
+"""A picture of near-duplicates: each held-out picture beside the one of an earlier split that it looks like."""
 
 from __future__ import annotations
 

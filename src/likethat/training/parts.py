@@ -184,8 +184,8 @@ def with_decisive_parts(
     on_NHW: Tensor | None = None,
     advance: Advance | None = None,
 ) -> Parts:
-    """Return the parts, in each class with one of its first `count_K` replaced by what the twin, the class most like
-    this one, shows nowhere: the one that lies nearest to it.
+    """Replace one of each class's first `count_K` parts, the nearest one, by what its twin, the class most like it,
+    shows nowhere.
 
     `to_patches` makes patches, as unit vectors, of the features of the backbone that the parts were found by. Of a twin
     with many images, a sample spread over them is looked at.

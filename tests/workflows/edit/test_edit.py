@@ -211,7 +211,7 @@ def test_a_new_prototype_is_the_patch_it_names(run: Path, edited: Path, capsys: 
     assert main(["verify", str(edited), "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["max_error"] < 1e-5
     # The scores of the prototype that came later are those the whole network gives, up to rounding. By how much that
-    # moves the weights hangs on the machine; that they are the best ones does not.
+    # moves the weights depends on the machine; that they are the best ones does not.
     keep, settings = list(range(8)), layout.read_record(edited).config.train
     problem = (after.weight_KP, *problem_of(edited, keep))
     assert kkt_residual(*problem, lam=settings.l1, ridge=settings.ridge, own_positive=settings.own_positive) < 1e-4

@@ -114,5 +114,5 @@ def _shown_matches(explanation: ScoredPicture) -> Iterator[Match]:
 def _heat(map_HW: Tensor, picture: Picture, colours: str) -> str:
     scale = HEAT_SIDE / max(picture.width, picture.height)
     size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
-    # The quickest method: three times as fast as Pillow's own choice, for a file that is a seventh larger.
-    return data_uri(encode(heat_layer(map_HW, size, colours), "WEBP", quality=85, method=0), "webp")
+    # Method 2 is three times as fast as Pillow's own choice, and its files are a fifth larger.
+    return data_uri(encode(heat_layer(map_HW, size, colours), "WEBP", quality=85, method=2), "webp")

@@ -123,6 +123,8 @@ def run_options(study: Study, full: bool, seed: int, number: int, kind: str) -> 
     }
     if not own.baseline_epochs and options.get("latent_width") == "auto":
         del options["latent_width"]  # it takes a baseline; the published number stays
+    if not own.has_baseline:
+        options.pop("decisive_parts", None)  # it chooses among a baseline's patches
     options |= {"seed": seed, "backbone": backbone}
     if study.weights:
         options["weights"] = study.weights[number]
