@@ -48,6 +48,18 @@ def imports_of(file: Path, modules: set[str]) -> set[str]:
     return {name for name in found if name.startswith("likethat.") and name != PUBLIC}
 
 
+def test_double_precision_is_never_asked_of_a_device_that_may_be_mps_and_has_none() -> None:
+    """Where tensors lie on the device of the run, `wide` or `.cpu()` comes first."""
+    found = []
+    for file in (
+        file for package in ("inference", "models", "training", "runs") for file in (ROOT / package).rglob("*.py")
+    ):
+        calls = (node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+        doubled = [call for call in calls if isinstance(call, ast.Attribute) and call.attr == "double"]
+        found += [f"{file}:{call.lineno}" for call in doubled if not ast.unparse(call.value).endswith(".cpu()")]
+    assert not found, "call `runtime.wide`, which goes to the CPU where the device has no float64"
+
+
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
     """Return the imports of every module but `likethat` itself, which names the public functions."""

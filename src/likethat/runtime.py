@@ -103,6 +103,11 @@ def send(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     return value.to(device)
 
 
+def wide(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in double precision: in the CPU's memory where its device is MPS, which has none."""
+    return value.cpu().double() if value.device.type == "mps" else value.double()
+
+
 def fetch(*values: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
     """Begin to fetch tensors of one device into the CPU's memory. The function that is returned waits for them, and not
     for what the device has been told to do since."""

@@ -12,6 +12,8 @@ from torch import Tensor
 from likethat.bench.measure import BenchFigure, Goal, compare_peaks, compare_times, in_turn, with_peak
 from likethat.bench.setting import Setting
 from likethat.data.loaders import Images
+from likethat.models.prototypes import SIMILARITIES
+from likethat.runtime import tf32_convolutions
 from likethat.training.batches import FreshViews
 from likethat.training.loop import batch_costs, gradient_step
 from likethat.training.losses import Costs, baseline_costs, distillation_cost, target_logits
@@ -80,8 +82,9 @@ def _begun(make: Callable[[], TakeStep], setting: Setting) -> Callable[[], None]
     step, index_B = make(), torch.arange(setting.batch)
 
     def turn() -> None:
-        for number in range(setting.steps):
-            step(index_B, number)
+        with tf32_convolutions():  # as in a run's epochs
+            for number in range(setting.steps):
+                step(index_B, number)
 
     turn()
     return turn
@@ -108,7 +111,8 @@ def _our_step(preset: str, backbone: str, setting: Setting, images: Images, tell
     parts = config.model.prototypes_per_class
     middle_Nm2 = 2 * torch.rand(len(images), parts, 2, device=images.device) - 1
     source = FreshViews(images, config.augment, model.backbone.cells, middle_Nm2)
-    return wrap_step(gradient_step, costs_of, optimizer, source, tell, compile=setting.compile)
+    step = partial(gradient_step, similarity=SIMILARITIES[config.model.similarity])
+    return wrap_step(step, costs_of, optimizer, source, tell, compile=setting.compile)
 
 
 def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tell: Tell, *, taught: bool) -> TakeStep:
@@ -129,4 +133,5 @@ def _bare_step(preset: str, backbone: str, setting: Setting, images: Images, tel
         return {"loss": distillation_cost(logits_BK.float(), teacher_logits_BK)}
 
     source = FreshViews(images, config.augment, model.backbone.cells)
-    return wrap_step(gradient_step, costs_of, optimizer, source, tell, compile=setting.compile)
+    step = partial(gradient_step, similarity=SIMILARITIES[config.model.similarity])
+    return wrap_step(step, costs_of, optimizer, source, tell, compile=setting.compile)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from likethat.data.loaders import Images
-from likethat.distributed import any_process, gather_rows
+from likethat.distributed import any_process, gather_rows, local_world_size
 from likethat.inference.passes import own_batches_of
 from likethat.models.backbone import Backbone
 from likethat.progress import Advance
@@ -45,7 +45,8 @@ def maps_if_they_fit(backbone: Backbone, images: Images, advance: Advance | None
     """Return the maps of all images, computed once, or the images where memory is too small for their maps."""
     height, width = backbone.map_size
     size = 4 * len(images) * backbone.channels * height * width
-    if any_process(size > MEMORY_SHARE * physical_memory()):  # all go the same way, since they share the work
+    # Each process keeps all maps. All go the same way, since they share the work.
+    if any_process(size > MEMORY_SHARE * physical_memory() / local_world_size()):
         return images
     return keep_feature_maps(backbone.eval(), images, torch.arange(len(images)), advance)
 

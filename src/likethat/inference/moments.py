@@ -11,7 +11,7 @@ from likethat.data.loaders import Images
 from likethat.distributed import all_reduce_sum, gather_rows
 from likethat.inference.feature_maps import FeatureMaps, own_features_of
 from likethat.models.backbone import Backbone
-from likethat.runtime import send
+from likethat.runtime import send, wide
 
 STRIDE = 37  # cells by which the sampled ones move on from image to image; prime to the usual numbers of cells
 
@@ -30,16 +30,15 @@ def feature_moments(backbone: Backbone, images: Images | FeatureMaps, each: int)
     places, channels = backbone.map_size[0] * backbone.map_size[1], backbone.channels
     spread_e = torch.arange(each, device=images.device) * places // max(1, each)
     sample_NeC = torch.zeros(len(images), each, channels, device=images.device)
-    home = torch.device("cpu") if images.device.type == "mps" else images.device  # MPS has no double precision
-    total_C = torch.zeros(channels, dtype=torch.double, device=home)
-    seen, product_CC = 0, torch.zeros(channels, channels, dtype=torch.double, device=home)
+    total_C = wide(torch.zeros(channels, device=images.device))
+    seen, product_CC = 0, wide(torch.zeros(channels, channels, device=images.device))
     for index_B, feature_BCHW, _ in own_features_of(backbone, images):
         here_B = send(index_B, images.device)
         sample_NeC[here_B] = at_places(feature_BCHW, (here_B[:, None] * STRIDE + spread_e) % places)
         flat_SC = feature_BCHW.flatten(2).mT.flatten(0, 1)
         seen += len(flat_SC)
-        total_C = total_C + flat_SC.sum(0).to(home).double()
-        product_CC = product_CC + (flat_SC.T @ flat_SC).to(home).double()
+        total_C = total_C + wide(flat_SC.sum(0))
+        product_CC = product_CC + wide(flat_SC.T @ flat_SC)
     patches = int(all_reduce_sum(torch.tensor(seen)))
     mean_C = all_reduce_sum(total_C.cpu()) / patches
     covariance_CC = all_reduce_sum(product_CC.cpu()) / patches - torch.outer(mean_C, mean_C)

@@ -35,7 +35,7 @@ def judge(part: str, samples: Sequence[Sample], classes: Sequence[str], logits_N
     """Return the images in their order; without logits, without predictions."""
     if logits_NK is None:
         return [JudgedImage(part, sample.path, classes[sample.label]) for sample in samples]
-    probability_N, guess_N = logits_NK.double().softmax(1).max(1)
+    probability_N, guess_N = logits_NK.cpu().double().softmax(1).max(1)
     return [
         JudgedImage(part, sample.path, classes[sample.label], classes[guess], probability)
         for sample, guess, probability in zip(samples, guess_N.tolist(), probability_N.tolist(), strict=True)

@@ -11,7 +11,7 @@ from likethat.distributed import broadcast_tensor, gather_rows
 from likethat.inference.feature_maps import FeatureMaps, own_features_of
 from likethat.models.baseline import BaselineClassifier
 from likethat.progress import Advance
-from likethat.runtime import send
+from likethat.runtime import send, wide
 
 DECAY = 1e-4  # of the weights, on features whose squared length is 1 on average
 MOST_ITERATIONS = 200
@@ -45,8 +45,9 @@ def solve_head(
 
     Features are centred, and scaled together, so that the decay means the same on every backbone.
     """
-    mean_C = feature_NC.double().mean(0)
-    centred_NC = feature_NC.double() - mean_C
+    wide_NC = wide(feature_NC)
+    mean_C, label_N = wide_NC.mean(0), label_N.to(wide_NC.device)
+    centred_NC = wide_NC - mean_C
     scale = centred_NC.square().sum(1).mean().sqrt().clamp(min=1e-12)
     centred_NC = centred_NC / scale
     weight_KC = centred_NC.new_zeros(classes, feature_NC.shape[1], requires_grad=True)

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from likethat.config.settings import TrainConfig
 from likethat.errors import UserError
+from likethat.runtime import wide
 from likethat.training.last_layer_problem import (
     LastLayerProblem,
     Point,
@@ -40,7 +41,6 @@ from likethat.training.last_layer_problem import (
     make_problem,
     objective_of,
     residual_of,
-    wide,
 )
 
 _REFRESH = 20  # iterations between two metrics, after shorter gaps of 2, 4, 8 and 16 at the start

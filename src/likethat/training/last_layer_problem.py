@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from likethat.errors import UserError
 from likethat.models.protopnet import logits_of_scores
+from likethat.runtime import wide
 
 BLOCK = 2**26  # bytes of scores that are converted at a time
 EXCLUSIVE = 0.05  # how exclusive a prototype is that another class looks like just as much
@@ -205,8 +206,3 @@ def residual_of(problem: LastLayerProblem, point: Point) -> float:
 def shrink(x: Tensor, by: Tensor) -> Tensor:
     """Soft-threshold x: the proximal operator of by * |x|, exactly zero for |x| <= by."""
     return x - torch.maximum(torch.minimum(x, by), -by)
-
-
-def wide(small: Tensor) -> Tensor:
-    """Convert the K unknowns of a step to float64: the classes' common shift is large, and the coupling cancels it."""
-    return small.cpu().double() if small.device.type == "mps" else small.double()  # MPS has no float64

@@ -38,7 +38,7 @@ class WidthChoice:
     right_WN: Tensor
 
     def accuracy(self) -> dict[int, float]:
-        return dict(zip(self.widths, self.right_WN.double().mean(1).tolist(), strict=True))
+        return dict(zip(self.widths, self.right_WN.cpu().double().mean(1).tolist(), strict=True))
 
 
 def candidate_widths(channels: int) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ def classify_maps(model: ProtoPNet, maps: FeatureMaps) -> Tensor:
 
 def smallest_within_noise(right_WN: Tensor) -> int:
     """Return the first row whose mean is at most `NOISE` standard errors of the difference below the best row's."""
-    value_WN = right_WN.double()
+    value_WN = right_WN.cpu().double()
     best = int(value_WN.mean(1).argmax())
     for number in range(best):
         short_N = value_WN[best] - value_WN[number]

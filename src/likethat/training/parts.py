@@ -19,7 +19,7 @@ from likethat.inference.moments import at_places, feature_moments, principal_com
 from likethat.inference.passes import eval_batch
 from likethat.models.backbone import Backbone
 from likethat.progress import Advance
-from likethat.runtime import seed_for, send
+from likethat.runtime import seed_for, send, wide
 
 KINDS, KINDS_A_PART = 20, 2  # kinds of patches that parts are chosen among, at least; and for each part
 STARTS = 8  # of k-means, of which that with the best parts counts
@@ -155,7 +155,7 @@ def k_means(sample_SD: Tensor, count: int, seed: int) -> Tensor:
     centre_MD = sample_SD[torch.randint(len(sample_SD), (1,), generator=generator).to(sample_SD.device)]
     distance_S = _squared_distances(sample_SD, centre_MD)
     for _ in range(count - 1):
-        chance_S = distance_S.double().cpu().cumsum(0)
+        chance_S = distance_S.cpu().double().cumsum(0)
         pick = int(torch.searchsorted(chance_S, torch.rand(1, generator=generator, dtype=torch.double) * chance_S[-1]))
         new_1D = sample_SD[min(pick, len(sample_SD) - 1)][None]
         centre_MD = torch.cat([centre_MD, new_1D])
@@ -253,6 +253,6 @@ def nearest_part(place_n: Tensor, parts: Parts, width: int) -> int:
     """Return the part that lies nearest to these places, on average over the images that show it."""
     place_nm, shown_nm, place_n1 = parts.place_Nm.cpu(), parts.shown_Nm.cpu(), place_n.cpu()[:, None]
     rows_nm, columns_nm = place_nm // width - place_n1 // width, place_nm % width - place_n1 % width
-    distance_nm = (rows_nm.square() + columns_nm.square()).double().sqrt() * shown_nm  # MPS has no double
+    distance_nm = wide(rows_nm.square() + columns_nm.square()).sqrt() * shown_nm
     shown_m = shown_nm.sum(0)
     return int(torch.where(shown_m > 0, distance_nm.sum(0) / shown_m.clamp(min=1), torch.inf).argmin())

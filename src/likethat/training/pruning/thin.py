@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from likethat.config.settings import TrainConfig
 from likethat.errors import UserError
+from likethat.runtime import wide
 from likethat.training.last_layer import LastLayerSolution
-from likethat.training.last_layer_problem import wide
 from likethat.training.pruning.prune import CachedScores, refit_last_layer
 
 AT_ONCE = 0.1  # of the prototypes that leave in a round, at most
