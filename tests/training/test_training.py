@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from likethat.config.presets import resolve
 from likethat.config.settings import AugmentConfig
+from likethat.data import loaders
 from likethat.data.augment import draw_views, of_shown, show, shown_shares
 from likethat.data.loaders import training_batches, views_of
 from likethat.errors import UserError
@@ -132,10 +133,15 @@ def test_an_erased_view_has_one_gray_hole_of_the_stated_size() -> None:
     assert float(share.max()) < 0.22
 
 
-def test_a_view_of_an_image_is_the_same_in_any_batch_and_no_two_are_alike() -> None:
+def test_a_view_of_an_image_is_the_same_in_any_batch_and_no_two_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     images = random_images(12, 3)
     views = views_of(images, resolve("default").augment, seed=5, count=2)
     together, labels = views.batch(torch.arange(24))
+    with monkeypatch.context() as patched:  # as large pictures are gone through, five at a time
+        patched.setattr(loaders, "VIEW_PIXELS", 5 * together[0, 0].numel())
+        in_parts, labels_in_parts = views.batch(torch.arange(24))
+    assert torch.allclose(in_parts, together, atol=1e-3)
+    assert torch.equal(labels_in_parts, labels)
     alone = torch.cat([views.batch(torch.tensor([number]))[0] for number in range(24)])
     assert torch.allclose(together, alone, atol=1e-3)
     assert torch.equal(labels, images.label_N.repeat(2))

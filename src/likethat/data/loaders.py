@@ -15,6 +15,7 @@ from likethat.data.dataset import Sample
 from likethat.runtime import send
 
 GPU_SHARE = 0.5  # of the free GPU memory that pictures may take
+VIEW_PIXELS = 256 * 224 * 224  # of pictures whose views are made together: warping takes several times their memory
 
 
 @dataclass
@@ -57,6 +58,13 @@ class ViewedImages(Images):
         return row_B % len(self.pixel_NHW3)
 
     def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return views in [0, 1] as B, 3, H, W and their labels, on the device: large ones are made a few at a time."""
+        at_once = max(1, VIEW_PIXELS // self.pixel_NHW3[0, ..., 0].numel())
+        made = [self._views(index_b) for index_b in index_B.split(at_once)]
+        x_B3HW, label_B = (torch.cat(values) if len(made) > 1 else values[0] for values in zip(*made, strict=True))
+        return x_B3HW, label_B
+
+    def _views(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
         x_B3HW, label_B = super().batch(index_B)
         return show(x_B3HW, self.views[send(index_B, self.device)]), label_B
 
