@@ -34,6 +34,7 @@ TOGETHER = 16  # items that a process works on before it is asked again
 UNDER_WAY = 2 * TOGETHER  # items for each worker that are at work or done, at most, and not yet asked for
 MANY = 2048  # items from which on processes are worth their start
 FEW, MANY_LONG = 4, 256  # the same of items that take long each
+LONG_EACH = 128  # of those that make one more process worth its start, which takes as long as several of them
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -88,8 +89,10 @@ def begin_many(function: Callable[[Item], Result], items: Sequence[Item]) -> Ite
     """Begin to work on all items, each of which takes long, and provide the results in order: the block may do other
     things before it asks for them. Who works, and what they must not do, is as with `map_many`; after the block nobody
     works on."""
-    by_processes = len(items) >= MANY_LONG and sys.platform == "linux"
-    with _at_work(function, usable_processors(), by_processes=by_processes) as submit:
+    by_processes, workers = len(items) >= MANY_LONG and sys.platform == "linux", usable_processors()
+    if by_processes:
+        workers = min(workers, max(2, len(items) // LONG_EACH))
+    with _at_work(function, workers, by_processes=by_processes) as submit:
         under_way = [submit(items[start : start + FEW]) for start in range(0, len(items), FEW)]
         yield (result for future in under_way for result in future.result())
 
@@ -104,15 +107,24 @@ def _at_work(
     pool: Executor = ThreadPoolExecutor(workers)
     if by_processes:
         pool = ProcessPoolExecutor(workers, get_context("fork"), _outlive_nobody)
+    to_do: set[Future[list[Result]]] = set()  # none of those that are done, whose results are somebody else's
+
+    def submit(group: Sequence[Item]) -> Future[list[Result]]:
+        future = pool.submit(_work, number, group)
+        to_do.add(future)
+        future.add_done_callback(to_do.discard)
+        return future
+
     try:
-        yield lambda group: pool.submit(_work, number, group)
+        yield submit
     except BrokenProcessPool as error:
         raise UserError(
             "A process that reads pictures was killed, perhaps for want of memory; start the same command again."
         ) from error
     finally:
         stop[0] = 1
-        pool.shutdown(cancel_futures=True)
+        # Large processes take a second to end: once all is done, nobody waits for that.
+        pool.shutdown(wait=bool(to_do), cancel_futures=True)
         del _tasks[number]
 
 
