@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 from helpers.interrupted import signalled
-from helpers.runs import DEFAULT, PAPER, make_tiny_birds
+from helpers.runs import DEFAULT, PAPER, likethat, make_tiny_birds
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -59,6 +59,17 @@ def test_the_last_epoch_is_kept(folder: Path) -> None:
         attention = class_activation(baseline, read_image(path))
         right.append(attention.class_name == path.parent.name)
     assert sum(right) / len(right) == lines_of(folder / "baseline")[1]["val"]["accuracy"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_baseline_that_has_learned_nothing_is_told(folder: Path, tmp_path: Path, learns: bool) -> None:
+    """As a network without BatchNorm's may end, whose learning rates rise within a few steps."""
+    rates = "--head-lr 0 --baseline-lr 0"
+    if learns:
+        rates = "--head-lr 0.01 --baseline-lr 0.003 --batch-norm-images 1 --batch-size 6 --baseline-epochs 12"
+    done = likethat("baseline", folder / "birds", "--out", tmp_path / "run", *DEFAULT, *rates.split())
+    assert ("the baseline has learned nothing" in done.stderr) is not learns
+    assert done.stderr.count("Warning") == (not learns)
 
 
 def test_evaluate_and_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

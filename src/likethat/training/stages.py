@@ -47,6 +47,11 @@ PIECED = (
     "note: from here on a piece of another picture covers part of each view, so the training accuracy falls; "
     "the validation accuracy is of whole pictures"
 )
+GUESSING = 0.99  # of the cross entropy of somebody who gives all classes the same chance
+NOTHING_LEARNED = (
+    "Warning: the baseline has learned nothing: it guesses, and so will prototypes of its patches. Stop, and train "
+    "again with a lower --baseline-lr, or with more --baseline-epochs, over which learning rates rise more slowly."
+)
 
 
 def end_epoch(state: RunState, entry: PlanEntry, course: Course, started: float) -> None:
@@ -72,6 +77,9 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, started: float)
     course.display.line(f"{title}: {costs}; {shown}{note}")
     if entry.stage == "joint" and entry.epoch == 0 and course.config.augment.cutmix > 0:
         course.display.line(PIECED)
+    is_end = entry.stage == "baseline" and entry.epoch + 1 == course.config.train.baseline_epochs
+    if is_end and means["cross_entropy"] > GUESSING * math.log(len(course.classes)):
+        course.display.line(NOTHING_LEARNED)
     state.batch, state.totals = 0, {}
 
 
