@@ -81,7 +81,8 @@ def test_parts_of_a_batch_take_the_step_of_the_whole(stage: str, backbone: str) 
     assert costs[0]["loss"] != costs[1]["loss"]
     if stage == "joint":
         assert float(costs[0]["locality"]) > 0
-        assert float(costs[0]["context"]) > 0
+        # Not in the first step: an untrained cell sees nothing but what the attack leaves as it is.
+        assert float(costs[1]["context"]) > 1e-5
         assert {"cluster", "separation", "distillation", "place"} < costs[0].keys()
 
 
