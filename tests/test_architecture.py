@@ -48,15 +48,45 @@ def imports_of(file: Path, modules: set[str]) -> set[str]:
     return {name for name in found if name.startswith("likethat.") and name != PUBLIC}
 
 
+def is_widened_where_it_lies(call: ast.Call) -> bool:
+    """Whether a call makes double precision on a device that is not known: `x.double()`, `x.to(torch.float64)`,
+    `torch.zeros(3, dtype=torch.double, device=device)`."""
+    names = {ast.unparse(argument) for argument in call.args}
+    made = {key.arg: ast.unparse(key.value) for key in call.keywords}
+    wide = bool({"torch.double", "torch.float64"} & (names | set(made.values())))
+    if isinstance(call.func, ast.Attribute) and call.func.attr in ("double", "to", "type", "new_zeros", "new_tensor"):
+        return (wide or call.func.attr == "double") and not ast.unparse(call.func.value).endswith(".cpu()")
+    return wide and made.get("device", "'cpu'") != "'cpu'"
+
+
+@pytest.mark.parametrize(
+    ("call", "widened"),
+    [
+        ("x.double()", True),
+        ("x.cpu().double()", False),
+        ("x.to(torch.float64)", True),
+        ("x.to(device, dtype=torch.double)", True),
+        ("x.cpu().to(torch.double)", False),
+        ("torch.zeros(3, dtype=torch.double)", False),
+        ("torch.zeros(3, dtype=torch.double, device=x.device)", True),
+        ("torch.zeros(3, device=x.device)", False),
+    ],
+)
+def test_what_asks_a_device_for_double_precision_is_seen(call: str, *, widened: bool) -> None:
+    expression = ast.parse(call, mode="eval").body
+    assert isinstance(expression, ast.Call)
+    assert is_widened_where_it_lies(expression) == widened
+
+
 def test_double_precision_is_never_asked_of_a_device_that_may_be_mps_and_has_none() -> None:
     """Where tensors lie on the device of the run, `wide` or `.cpu()` comes first."""
-    found = []
-    for file in (
-        file for package in ("inference", "models", "training", "runs") for file in (ROOT / package).rglob("*.py")
-    ):
-        calls = (node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
-        doubled = [call for call in calls if isinstance(call, ast.Attribute) and call.attr == "double"]
-        found += [f"{file}:{call.lineno}" for call in doubled if not ast.unparse(call.value).endswith(".cpu()")]
+    files = (file for package in ("inference", "models", "training", "runs") for file in (ROOT / package).rglob("*.py"))
+    found = [
+        f"{file}:{node.lineno}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and is_widened_where_it_lies(node)
+    ]
     assert not found, "call `runtime.wide`, which goes to the CPU where the device has no float64"
 
 

@@ -66,10 +66,9 @@ def test_a_baseline_that_has_learned_nothing_is_told(folder: Path, tmp_path: Pat
     """As a network without BatchNorm's may end, whose learning rates rise within a few steps."""
     rates = "--head-lr 0 --baseline-lr 0"
     if learns:
-        rates = "--head-lr 0.01 --baseline-lr 0.003 --batch-norm-images 1 --batch-size 6 --baseline-epochs 12"
+        rates = "--head-lr 0.01 --baseline-lr 0.003 --batch-norm-images 1 --batch-size 6 --baseline-epochs 30"
     done = likethat("baseline", folder / "birds", "--out", tmp_path / "run", *DEFAULT, *rates.split())
-    assert ("the baseline has learned nothing" in done.stderr) is not learns
-    assert done.stderr.count("Warning") == (not learns)
+    assert done.stderr.count("the baseline has learned nothing") == (not learns)
 
 
 def test_evaluate_and_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

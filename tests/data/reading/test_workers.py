@@ -54,6 +54,21 @@ def test_many_items_go_to_other_processes_and_few_do_not() -> None:
 
 
 @forked
+@pytest.mark.parametrize(("items", "most"), [(workers.MANY_LONG, workers.PROCESSES), (2000, 15)])
+def test_long_work_goes_to_as_many_processes_as_are_worth_their_start(
+    monkeypatch: pytest.MonkeyPatch, items: int, most: int
+) -> None:
+    monkeypatch.setattr(workers, "usable_processors", lambda: 64)
+
+    def work(_: int) -> int:
+        time.sleep(0.002)
+        return os.getpid()
+
+    with begin_many(work, range(items)) as found:
+        assert most / 2 < len(set(found) - {os.getpid()}) <= most
+
+
+@forked
 def test_processes_pass_errors_on() -> None:
     with pytest.raises(ZeroDivisionError):
         list(in_processes(lambda item: 1 // item, [1, 2, 0, 3]))

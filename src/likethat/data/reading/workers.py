@@ -35,6 +35,7 @@ UNDER_WAY = 2 * TOGETHER  # items for each worker that are at work or done, at m
 MANY = 2048  # items from which on processes are worth their start
 FEW, MANY_LONG = 4, 256  # the same of items that take long each
 LONG_EACH = 128  # of those that make one more process worth its start, which takes as long as several of them
+PROCESSES = 8  # that work on them in any case, on as many processors
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -91,7 +92,7 @@ def begin_many(function: Callable[[Item], Result], items: Sequence[Item]) -> Ite
     works on."""
     by_processes, workers = len(items) >= MANY_LONG and sys.platform == "linux", usable_processors()
     if by_processes:
-        workers = min(workers, max(2, len(items) // LONG_EACH))
+        workers = min(workers, max(PROCESSES, len(items) // LONG_EACH))
     with _at_work(function, workers, by_processes=by_processes) as submit:
         under_way = [submit(items[start : start + FEW]) for start in range(0, len(items), FEW)]
         yield (result for future in under_way for result in future.result())
