@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -69,6 +70,20 @@ def test_a_baseline_that_has_learned_nothing_is_told(folder: Path, tmp_path: Pat
         rates = "--head-lr 0.01 --baseline-lr 0.003 --batch-norm-images 1 --batch-size 6 --baseline-epochs 30"
     done = likethat("baseline", folder / "birds", "--out", tmp_path / "run", *DEFAULT, *rates.split())
     assert done.stderr.count("the baseline has learned nothing") == (not learns)
+
+
+def test_to_know_how_frequent_classes_are_is_to_have_learned_nothing(tmp_path: Path) -> None:
+    """Of noise there is nothing else to know. The cross entropy is then far below that of even odds."""
+    generator = np.random.default_rng(0)
+    for label, count in (("common", 22), ("rare", 4)):
+        (tmp_path / "noise" / label).mkdir(parents=True)
+        for number in range(count):
+            noise = generator.integers(0, 256, (48, 48, 3), np.uint8)
+            Image.fromarray(noise).save(tmp_path / "noise" / label / f"{number}.png")
+    rates = "--head-lr 0.02 --baseline-lr 1e-5 --batch-size 6 --baseline-epochs 10"
+    done = likethat("baseline", tmp_path / "noise", "--out", tmp_path / "run", *DEFAULT, *rates.split())
+    assert float(lines_of(tmp_path / "run")[-2]["train"]["cross_entropy"]) < 0.65  # type: ignore[index]
+    assert "the baseline has learned nothing" in done.stderr
 
 
 def test_evaluate_and_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,10 +47,10 @@ PIECED = (
     "note: from here on a piece of another picture covers part of each view, so the training accuracy falls; "
     "the validation accuracy is of whole pictures"
 )
-GUESSING = 0.99  # of the cross entropy of somebody who gives all classes the same chance
+GUESSING = 0.99  # of the cross entropy of somebody who knows how frequent each class is, and nothing else
 NOTHING_LEARNED = (
-    "Warning: the baseline has learned nothing: it guesses, and so will prototypes of its patches. Stop, and train "
-    "again with a lower --baseline-lr, or with more --baseline-epochs, over which learning rates rise more slowly."
+    "Warning: the baseline has learned nothing: it guesses, as prototypes of its patches would. Train again with a "
+    "lower --baseline-lr, or with more --baseline-epochs, over which learning rates rise more slowly."
 )
 
 
@@ -78,9 +78,16 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, started: float)
     if entry.stage == "joint" and entry.epoch == 0 and course.config.augment.cutmix > 0:
         course.display.line(PIECED)
     is_end = entry.stage == "baseline" and entry.epoch + 1 == course.config.train.baseline_epochs
-    if is_end and means["cross_entropy"] > GUESSING * math.log(len(course.classes)):
+    if is_end and means["cross_entropy"] > GUESSING * entropy_of_guessing(course):
         course.display.line(NOTHING_LEARNED)
     state.batch, state.totals = 0, {}
+
+
+def entropy_of_guessing(course: Course) -> float:
+    """Return the least cross entropy that can be reached without looking: that of the smoothed labels."""
+    label_N, classes, smoothing = course.train.label_N.cpu(), len(course.classes), course.config.train.label_smoothing
+    chance_K = label_N.bincount(course.weight_N, minlength=classes).double() / len(label_N)
+    return float(torch.special.entr((1 - smoothing) * chance_K + smoothing / classes).sum())
 
 
 def find_parts_of_images(state: RunState, entry: PlanEntry, course: Course) -> None:
