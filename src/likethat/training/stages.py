@@ -86,7 +86,7 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, started: float)
 def entropy_of_guessing(course: Course) -> float:
     """Return the least cross entropy that can be reached without looking: that of the smoothed labels."""
     label_N, classes, smoothing = course.train.label_N.cpu(), len(course.classes), course.config.train.label_smoothing
-    chance_K = label_N.bincount(course.weight_N, minlength=classes).double() / len(label_N)
+    chance_K = label_N.bincount(course.weight_N, minlength=classes) / len(label_N)
     return float(torch.special.entr((1 - smoothing) * chance_K + smoothing / classes).sum())
 
 
