@@ -78,12 +78,12 @@ def end_epoch(state: RunState, entry: PlanEntry, course: Course, started: float)
     if entry.stage == "joint" and entry.epoch == 0 and course.config.augment.cutmix > 0:
         course.display.line(PIECED)
     is_end = entry.stage == "baseline" and entry.epoch + 1 == course.config.train.baseline_epochs
-    if is_end and means["cross_entropy"] > GUESSING * entropy_of_guessing(course):
+    if is_end and means["cross_entropy"] > GUESSING * _entropy_of_guessing(course):
         course.display.line(NOTHING_LEARNED)
     state.batch, state.totals = 0, {}
 
 
-def entropy_of_guessing(course: Course) -> float:
+def _entropy_of_guessing(course: Course) -> float:
     """Return the least cross entropy that can be reached without looking: that of the smoothed labels."""
     label_N, classes, smoothing = course.train.label_N.cpu(), len(course.classes), course.config.train.label_smoothing
     chance_K = label_N.bincount(course.weight_N, minlength=classes) / len(label_N)
