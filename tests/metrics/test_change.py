@@ -35,7 +35,6 @@ from likethat.metrics.redundancy import Redundancy
 from likethat.metrics.regions import box_masks, boxes_in, distance_to_box, intersection_over_union, peaks_of_maps
 from likethat.metrics.response import moved_boxes, respond
 from likethat.metrics.reveal import STEPS, blurred, elsewhere, reveal
-from likethat.metrics.sparsity import Sparsity, needed_for_most, negative_share
 from likethat.metrics.sweep import Batch
 from likethat.metrics.transformations import LIGHTS, MOVES, Transformations, warp
 
@@ -420,20 +419,6 @@ def test_duplicates_unused_and_mixed_prototypes_are_counted() -> None:
     score_NP, own_NP = batch.clean.score_BP, batch.label_B[:, None] == batch.subject.class_P
     nearest_2P = score_NP.topk(2, dim=0).indices
     assert mixed.value == float((own_NP.gather(0, nearest_2P).float().mean(0) < 0.5).float().mean())
-
-
-def test_counts_of_a_prediction() -> None:
-    points_BP = torch.tensor([[8.0, 1.0, -1.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, -5.0, 0.0, 0.0]])
-    assert needed_for_most(points_BP).tolist() == [2, 4, 1]
-    weight_BP = torch.tensor([[1.0, 1.0, -1.0, 1.0]] * 3)
-    assert negative_share(points_BP, weight_BP).tolist() == pytest.approx([0.1, 0.25, 0.0])
-    maps = torch.stack([spot(0.1, 0.1) * value for value in (4.0, 2.0, 1.0)])[None]
-    batch = case(maps, [0], [0, 0, 1], torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 1.0]]))
-    metric = Sparsity(batch.subject)
-    metric.collect(batch)
-    zero, used, needed, negative = metric.figures()
-    values = [figure.value for figure in (zero, used, needed, negative)]
-    assert values == pytest.approx([0.5, 2, 2, 0.2])
 
 
 def test_peaks_are_those_of_the_loops() -> None:

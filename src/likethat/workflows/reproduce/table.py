@@ -57,6 +57,7 @@ EXPLANATIONS = (
     "overlap of evidence boxes (distinctness)",
     "picture covered by evidence boxes",
     NEEDED,
+    "lines for nine tenths of the points",
 )
 
 
