@@ -28,12 +28,12 @@ def slow_scatter(maps: FeatureMaps, place_Nm: torch.Tensor, shown_Nm: torch.Tens
                 patches.setdefault((int(maps.label_N[n]), m), []).append(map_CHW.reshape(CHANNELS, -1)[:, place])
     everything = [patch for found in patches.values() for patch in found]
     within, between = np.zeros((CHANNELS, CHANNELS)), np.zeros((CHANNELS, CHANNELS))
-    for (_, m), found in patches.items():
-        of_part = np.mean([patch for (_, part), others in patches.items() if part == m for patch in others], axis=0)
+    mean = np.mean(everything, axis=0)
+    for found in patches.values():
         own = np.mean(found, axis=0)
-        between += len(found) * np.outer(own - of_part, own - of_part)
+        between += len(found) * np.outer(own - mean, own - mean)
         within += sum(np.outer(patch - own, patch - own) for patch in found)
-    return np.mean(everything, axis=0), within / len(everything), between / len(everything)
+    return mean, within / len(everything), between / len(everything)
 
 
 def some_maps(seed: int, images: int, classes: int, parts: int) -> tuple[FeatureMaps, torch.Tensor, torch.Tensor]:
@@ -62,7 +62,7 @@ def test_directions_are_the_textbooks(seed: int, images: int, classes: int, part
     """Up to their signs."""
     scatter = part_scatter(BACKBONE, *some_maps(seed, images, classes, parts))
     within, between = scatter.within_CC.numpy(), scatter.between_CC.numpy()
-    ridge = SHRINKAGE * max(float(within.diagonal().mean()), 1e-9)
+    ridge = SHRINKAGE * max(float((within + 1e-6 * between).diagonal().mean()), 1e-9)
     value, vector = eigh(between + REST * within, within + ridge * np.eye(CHANNELS))
     weight_DC, bias_D = discriminants(scatter, width)
     np.testing.assert_allclose(bias_D, -weight_DC @ scatter.mean_C)
@@ -87,7 +87,7 @@ def test_directions_that_classes_do_not_differ_in_count_least() -> None:
     """Two of four channels tell classes apart, one of them twice as well; patches vary most in a third."""
     within, between = torch.diag(torch.tensor([1.0, 1, 2, 1])), torch.diag(torch.tensor([4.0, 0, 0, 2]))
     weight_DC, bias_D = discriminants(Scatter(torch.ones(4).double(), within.double(), between.double()), 3)
-    ridge = SHRINKAGE * 1.25
+    ridge = SHRINKAGE * (1.25 + 1e-6 * 1.5)
     apart, varies = (0.0 + REST * 2, 2 + REST, 4 + REST), (2 + ridge, 1 + ridge, 1 + ridge)
     assert (weight_DC != 0).tolist() == [[False, False, True, False], [False, False, False, True], [True, *[False] * 3]]
     for weight_C, between_, within_ in zip(weight_DC, apart, varies, strict=True):

@@ -1,4 +1,5 @@
-"""Linear discriminant analysis of patches: the directions of features that tell classes apart best at the same part."""
+"""Linear discriminant analysis of patches: the directions of features that best tell which part of which class a patch
+shows."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ REST = 0.1  # of the covariance within classes that counts as if it were between
 
 @dataclass(frozen=True)
 class Scatter:
-    """Mean of patches, their covariance within classes and parts, and that of the means of these about their part's."""
+    """Mean of patches, their covariance within a part of a class, and that between the means of these."""
 
     mean_C: Tensor
     within_CC: Tensor
@@ -47,23 +48,22 @@ def part_scatter(backbone: Backbone, images: Images | FeatureMaps, place_Nm: Ten
 def scatter_of(total_KmC: Tensor, count_Km: Tensor, product_CC: Tensor) -> Scatter:
     """Return the covariances that follow from the sums of patches by class and part, and of their outer products."""
     patches = count_Km.sum().clamp(min=1)
-    mean_KmC = total_KmC / count_Km.clamp(min=1)[..., None]
-    mean_mC = total_KmC.sum(0) / count_Km.sum(0).clamp(min=1)[:, None]
+    mean_C, mean_KmC = total_KmC.sum((0, 1)) / patches, total_KmC / count_Km.clamp(min=1)[..., None]
     root_Km1 = (count_Km / patches).sqrt()[..., None]
-    of_class_XC, apart_XC = ((root_Km1 * value).flatten(0, 1) for value in (mean_KmC, mean_KmC - mean_mC))
-    within_CC = product_CC / patches - of_class_XC.T @ of_class_XC
-    return Scatter(total_KmC.sum((0, 1)) / patches, within_CC, apart_XC.T @ apart_XC)
+    own_XC, apart_XC = ((root_Km1 * value).flatten(0, 1) for value in (mean_KmC, mean_KmC - mean_C))
+    return Scatter(mean_C, product_CC / patches - own_XC.T @ own_XC, apart_XC.T @ apart_XC)
 
 
 def discriminants(scatter: Scatter, width: int) -> tuple[Tensor, Tensor]:
-    """Return weight, D x C, and bias of the directions in which the means of classes lie apart most, by the deviation
-    within a class. Each counts by the share of its variance that lies between classes.
+    """Return weight, D x C, and bias of the directions in which the means of classes and parts lie apart most, compared
+    with the patches about these means. Each counts by the share of its variance that lies between the means.
 
     Few classes differ in fewer directions than are asked for. The rest are those in which patches vary most. They count
     little, and keep patches that are alike in what classes differ in from being all the same.
     """
     identity_CC = torch.eye(len(scatter.mean_C), dtype=scatter.mean_C.dtype)
-    variance = scatter.within_CC.diagonal().mean().clamp(min=1e-9)
+    # Nothing varies within classes where each shows its parts once.
+    variance = (scatter.within_CC + 1e-6 * scatter.between_CC).diagonal().mean().clamp(min=1e-9)
     root_CC = torch.linalg.cholesky(scatter.within_CC + SHRINKAGE * variance * identity_CC)
     whitening_CC = torch.linalg.solve_triangular(root_CC, identity_CC, upper=False)
     apart_CC = scatter.between_CC + REST * scatter.within_CC
