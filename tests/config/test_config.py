@@ -71,6 +71,8 @@ def test_the_configuration_of_an_older_run_may_name_options_that_are_gone() -> N
         ({"shift": 32, "input_size": 64}, "--shift must lie between 0 and half the side of a picture, which is 64"),
         ({"shift": 5, "windows": (80, 24)}, "leave one of them out"),
         ({"decisive_parts": True, "baseline_epochs": 0, "tie": False}, "--decisive-parts are for prototypes of a base"),
+        ({"add_on_start": "lda", "baseline_epochs": 0, "tie": False}, "--add-on-start lda is for prototypes of a base"),
+        ({"add_on_start": "random"}, "--add-on-start takes pca, lda"),
         ({"exclusive": True, "similarity": "linear"}, "--exclusive compares scores that are 0 or above"),
     ],
 )
@@ -97,6 +99,12 @@ def test_a_run_of_an_earlier_version_keeps_what_it_was_trained_with() -> None:
     assert from_dict(saved) == resolve("default", cutmix=0, distillation=0.5)
     del saved["train"]["last_layer_views"]
     assert from_dict(saved) == resolve("default", cutmix=0, distillation=0.5, last_layer_views=1)
+
+
+def test_a_quick_run_of_an_earlier_version_began_with_principal_components() -> None:
+    saved = json.loads(json.dumps(resolve("quick").to_dict()))
+    assert saved["train"].pop("add_on_start") == "lda"
+    assert from_dict(saved) == resolve("quick", add_on_start="pca")
 
 
 def test_an_older_run_names_its_options_otherwise(tmp_path: Path) -> None:

@@ -93,13 +93,15 @@ def test_rough_projection_takes_exact_patches_that_are_nearly_nearest() -> None:
     torch.testing.assert_close(found.moved_P.sum(), nearest.moved_P.sum(), rtol=5e-3, atol=0)
 
 
-def test_prototypes_are_chosen_alike() -> None:
+@pytest.mark.parametrize("add_on_start", ["pca", "lda"])
+def test_prototypes_are_chosen_alike(add_on_start: str) -> None:
     found = []
     for model, images in on_both(add_on="linear", similarity="cosine"):
         torch.manual_seed(1)
         baseline = BaselineClassifier(model.backbone, len(CLASSES))
         parts = find_parts(model.backbone, images, 4)
-        found.append((start_from_baseline(model, baseline.to(images.device), images, parts), model))
+        source = start_from_baseline(model, baseline.to(images.device), images, parts, add_on_start)
+        found.append((source, model))
     (cpu, cpu_model), (gpu, gpu_model) = found
     assert torch.equal(gpu.image_P.cpu(), cpu.image_P)
     assert torch.equal(gpu.row_P.cpu(), cpu.row_P)
@@ -107,7 +109,8 @@ def test_prototypes_are_chosen_alike() -> None:
     torch.testing.assert_close(gpu_model.last_layer.weight.cpu(), cpu_model.last_layer.weight)
 
 
-def test_maps_on_the_gpu_are_those_in_the_cpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("add_on_start", ["pca", "lda"])
+def test_maps_on_the_gpu_are_those_in_the_cpus_memory(add_on_start: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit, and so are the parts and prototypes that are found among them."""
     found = []
     for share in (0.0, 1.0):
@@ -119,7 +122,7 @@ def test_maps_on_the_gpu_are_those_in_the_cpus_memory(monkeypatch: pytest.Monkey
         assert maps.map_NCHW.device == (CUDA if share else CPU)
         chosen, _ = maps.batch(torch.arange(3, 17))
         parts = find_parts(model.backbone, maps, 4)
-        source = start_from_baseline(model, baseline, maps, parts)
+        source = start_from_baseline(model, baseline, maps, parts, add_on_start)
         tensors = [chosen, parts.place_Nm, source.image_P, source.row_P, model.prototype_layer.prototype_PDhw]
         found.append([*tensors, maps.select(torch.arange(24, device=CUDA) < 9).map_NCHW.to(CUDA)])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

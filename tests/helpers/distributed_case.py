@@ -109,6 +109,8 @@ def work(file: Path) -> dict[str, Tensor]:
     found["exact/embedded_PDhw"] = model.prototype_layer.prototype_PDhw.detach().clone()
     found["exact/scale_KP"] = model.last_layer.weight.detach().clone()
     choose.MOST_BYTES, project_module.MOST_BYTES = whole
+    found |= with_prefix("exact/lda", vars(start_from_baseline(model, baseline, images, state.parts, "lda")))
+    found["exact/lda_PDhw"] = model.prototype_layer.prototype_PDhw.detach().clone()
     state.projection = start_from_baseline(model, baseline, images, state.parts)
     state.make_teacher()
     found |= with_prefix("exact/source", vars(state.projection))

@@ -112,10 +112,10 @@ def test_edits_keep_to_the_balance_of_the_run(tmp_path: Path) -> None:
     start = workshop.start()
     solved = workshop.solve(start.columns)
     workshop.scratch.cleanup()
-    assert torch.allclose(solved.weight_KP, start.weight_KP, atol=2e-3), "nothing was edited"
+    assert torch.allclose(solved.weight_KP, start.weight_KP, atol=0.05), "nothing was edited"
     plain = tmp_path / "plain"
     likethat("train", birds, "--out", plain, *QUICK)
-    assert not torch.allclose(load(plain, "cpu").weight_KP, start.weight_KP, atol=1e-2)
+    assert not torch.allclose(load(plain, "cpu").weight_KP, start.weight_KP, atol=0.5)
     assert common.name != rare.name
     shutil.rmtree(plain)
 

@@ -90,17 +90,21 @@ def test_the_patch_of_a_part_is_the_most_typical_of_its_class() -> None:
         assert int(3 * source.row_P[p] + source.column_P[p]) == int(parts.place_Nm[best, part])
 
 
-def test_no_two_prototypes_are_one_patch_where_images_are_few() -> None:
+@pytest.mark.parametrize("add_on_start", ["pca", "lda"])
+def test_no_two_prototypes_are_one_patch_where_images_are_few(add_on_start: str) -> None:
     """Two images a class, of nine patches each, for nine prototypes that are all looked for in the same places."""
     model, images = tiny_model([9, 9], **DEFAULT), random_images(4, 2)
     parts = Parts(torch.zeros(4, 9, dtype=torch.long), torch.zeros(4, 9, dtype=torch.bool))
-    source = start_from_baseline(model, BaselineClassifier(model.backbone, 2), images, parts)
+    source = start_from_baseline(model, BaselineClassifier(model.backbone, 2), images, parts, add_on_start)
     assert torch.equal(images.label_N[source.image_P], model.prototype_layer.class_P)
     patches = zip(source.image_P.tolist(), source.row_P.tolist(), source.column_P.tolist(), strict=True)
     assert len(set(patches)) == 18
 
 
-def test_patches_that_do_not_fit_and_kept_maps_give_the_same_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("add_on_start", ["pca", "lda"])
+def test_patches_that_do_not_fit_and_kept_maps_give_the_same_choice(
+    add_on_start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With memory for the patches of all classes, of two, and of one class at a time, from pictures and from maps."""
     images = random_images(70, 3)
     torch.manual_seed(0)
@@ -111,7 +115,7 @@ def test_patches_that_do_not_fit_and_kept_maps_give_the_same_choice(monkeypatch:
     for seen in (images, maps):
         for most in (2**29, 4 * 8 * 4 * 48, 4 * 8 * 4 * 24):  # bytes of eight numbers for each of an image's patches
             monkeypatch.setattr(choose, "MOST_BYTES", most)
-            source = start_from_baseline(model, baseline, seen, some_parts(70, 4))
+            source = start_from_baseline(model, baseline, seen, some_parts(70, 4), add_on_start)
             found.append((source, model.prototype_layer.vectors().detach().clone(), model.last_layer.weight.clone()))
     for source, vector_PD, weight_KP in found[1:]:
         for name, value in vars(found[0][0]).items():

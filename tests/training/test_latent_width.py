@@ -30,7 +30,10 @@ from likethat.training.parts import find_parts
 OPTIONS = {"similarity": "cosine", "add_on": "linear"}
 
 
-def test_stored_maps_and_folds_equal_a_slow_cross_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("add_on_start", ["pca", "lda"])
+def test_stored_maps_and_folds_equal_a_slow_cross_validation(
+    add_on_start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each width and fold with a model of its own on pictures: no map is stored, nothing is shared."""
     monkeypatch.setattr(latent_width, "WIDTHS", (4, 24))
     shell = tiny_model([1, 1, 1], latent_width=4, **OPTIONS)
@@ -38,7 +41,8 @@ def test_stored_maps_and_folds_equal_a_slow_cross_validation(monkeypatch: pytest
     with torch.no_grad():
         baseline.head.weight.normal_()
     images = random_images(23, 3)
-    config = resolve("default", backbone="test_resnet", weights="none", prototypes_per_class=2)
+    options = {"backbone": "test_resnet", "weights": "none", "prototypes_per_class": 2, "add_on_start": add_on_start}
+    config = resolve("default", **options)
     parts = find_parts(baseline.backbone, images, 2)
     choice = choose_latent_width(baseline, images, parts, config)
     expected = []
@@ -53,7 +57,7 @@ def test_stored_maps_and_folds_equal_a_slow_cross_validation(monkeypatch: pytest
             own = BaselineClassifier(model.backbone, 3)
             own.head.load_state_dict(baseline.head.state_dict())
             inside = Images(images.pixel_NHW3[rest], images.label_N[rest], images.device)
-            start_from_baseline(model, own, inside, parts.select(torch.tensor(rest)))
+            start_from_baseline(model, own, inside, parts.select(torch.tensor(rest)), add_on_start)
             for n in out:
                 with torch.no_grad():
                     logits_1K = model.eval()(images.batch(torch.tensor([n]))[0]).logits_BK

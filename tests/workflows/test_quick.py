@@ -38,6 +38,15 @@ def test_the_backbone_stays_as_it_is_and_there_are_no_epochs(run: Path) -> None:
     assert all(torch.equal(ended[name], value) for name, value in begun.items())
 
 
+def test_its_add_on_consists_of_discriminants_unless_told_otherwise(birds: Path, run: Path, tmp_path: Path) -> None:
+    weights = []
+    for start in ("lda", "pca"):
+        likethat("train", birds, "--out", tmp_path / start, *QUICK, "--add-on-start", start)
+        weights.append(load(tmp_path / start, "cpu").networks[0].add_on[0].weight)
+    assert torch.equal(weights[0], load(run, "cpu").networks[0].add_on[0].weight)
+    assert not torch.allclose(weights[0].abs(), weights[1].abs(), rtol=0.1)
+
+
 def keep_no_maps() -> None:
     feature_maps.MEMORY_SHARE = 0.0
 

@@ -76,7 +76,14 @@ def quick(backbone: str) -> Config:
     """Return a first answer: a backbone as it is, prototypes among its patches, linear layers that are solved."""
     return Config(
         preset="quick",
-        train=TrainConfig(baseline_epochs=0, fit_head=True, joint_epochs=(0,), distillation=0.0, last_layer_views=1),
+        train=TrainConfig(
+            baseline_epochs=0,
+            fit_head=True,
+            add_on_start="lda",
+            joint_epochs=(0,),
+            distillation=0.0,
+            last_layer_views=1,
+        ),
     )
 
 
@@ -144,6 +151,7 @@ def _check(config: Config) -> None:
         (all(epochs >= 0 for epochs in config.train.joint_epochs), "--joint-epochs must not be negative"),
         (config.model.prototypes_per_class >= 1, "--prototypes-per-class must be at least 1"),
         (not (free and config.train.decisive_parts), f"--decisive-parts are for {PATCHES_OF_BASELINE}"),
+        (not (free and config.train.add_on_start == "lda"), f"--add-on-start lda is for {PATCHES_OF_BASELINE}"),
         (
             config.model.similarity != "linear" or not config.train.exclusive,
             "--exclusive compares scores that are 0 or above, and --similarity linear has others",

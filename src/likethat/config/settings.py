@@ -96,6 +96,11 @@ class TrainConfig:
     )
     fit_head: bool = _option(False, "solve for the baseline's linear layer on the backbone as it is, without epochs")
     decisive_parts: bool = _option(False, "a prototype of a class shows where it differs from the class most like it")
+    add_on_start: str = _option(
+        "pca",
+        "what the linear add-on begins with: principal components of all features, or lda: discriminants of the parts",
+        ("pca", "lda"),
+    )
     warm_epochs: int = _option(0, "epochs with a frozen backbone")
     joint_epochs: tuple[int, ...] = _option((20, 5), "epochs of joint training before projections, one number a cycle")
     batch_norm_images: int = _option(1000, "training images from which on BatchNorm's statistics are learned too")
@@ -139,6 +144,7 @@ DEFAULTS_OF_OLDER_RUNS: dict[str, Any] = {
     **dict.fromkeys(("noise", "locality", "context", "place", "cutmix", "box_margin"), 0.0),
     **dict.fromkeys(("fine_map", "own_positive"), False),
     "last_layer_views": 1,
+    "add_on_start": "pca",
 }
 
 # Options by the names that they have in the configurations of older runs.

@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from likethat.config.settings import TrainConfig
 from likethat.data.loaders import Images
 from likethat.distributed import all_reduce_sum, gather_rows
+from likethat.inference.discriminants import discriminants, part_scatter
 from likethat.inference.feature_maps import FeatureMaps, own_features_of
-from likethat.inference.moments import Moments, feature_moments, principal_components
+from likethat.inference.moments import feature_moments, principal_components
 from likethat.inference.passes import groups_within, scores_by
 from likethat.inference.source_image import leave_source_out
 from likethat.models.baseline import BaselineClassifier
@@ -29,7 +31,11 @@ SCALES = (3.0, 5.0, 8.0, 12.0, 18.0, 25.0, 35.0, 50.0, 70.0, 100.0)
 
 @torch.no_grad()
 def start_from_baseline(
-    model: ProtoPNet, baseline: BaselineClassifier, images: Images | FeatureMaps, parts: Parts
+    model: ProtoPNet,
+    baseline: BaselineClassifier,
+    images: Images | FeatureMaps,
+    parts: Parts,
+    add_on_start: str = TrainConfig.add_on_start,
 ) -> Projection:
     """Set add-on, prototypes and last layer from `baseline`, whose backbone the model shares.
 
@@ -38,7 +44,7 @@ def start_from_baseline(
     baseline.eval()
     model.eval()
     height, width = model.patch_grid
-    set_add_on(model, feature_moments(baseline.backbone, images, 0))
+    set_add_on(model, images, parts, add_on_start)
     layer = model.prototype_layer
     patches = PatchesByClass(model, images, parts.place_Nm)
     ordinary_mD = mean_patches(patches, parts) + COMMON * mean_cell(model, images)
@@ -117,13 +123,17 @@ def typical_patches(
     return pick_m, place_m
 
 
-def set_add_on(model: ProtoPNet, moments: Moments) -> None:
-    """Make the linear add-on the principal component analysis of real features."""
+def set_add_on(model: ProtoPNet, images: Images | FeatureMaps, parts: Parts, start: str) -> None:
+    """Make the linear add-on the principal components of all features, or the discriminants of those at the parts."""
     convolution = model.add_on[0]
     assert isinstance(convolution, nn.Conv2d)
-    weight_DC, bias_D = principal_components(moments, convolution.out_channels)
-    convolution.weight.copy_(weight_DC[:, :, None, None])
     assert convolution.bias is not None
+    backbone, width = model.backbone, convolution.out_channels
+    if start == "lda":
+        weight_DC, bias_D = discriminants(part_scatter(backbone, images, parts.place_Nm, parts.shown_Nm), width)
+    else:
+        weight_DC, bias_D = principal_components(feature_moments(backbone, images, 0), width)
+    convolution.weight.copy_(weight_DC[:, :, None, None])
     convolution.bias.copy_(bias_D)
 
 

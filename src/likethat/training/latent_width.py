@@ -106,7 +106,7 @@ def model_on_maps(
     patch_K = maps.label_N.bincount(minlength=classes) * height * columns
     counts = patch_K.clamp(max=config.model.prototypes_per_class).tolist()
     model = ProtoPNet(baseline.backbone, replace(config.model, latent_width=width), counts).to(maps.device)
-    start_from_baseline(model, baseline, maps, parts)
+    start_from_baseline(model, baseline, maps, parts, config.train.add_on_start)
     return model
 
 

@@ -138,7 +138,7 @@ def choose_prototypes(state: RunState, entry: PlanEntry, course: Course) -> None
     if course.config.model.latent_width == AUTO_WIDTH:
         started += _choose_width(state, baseline, images, course)
     assert state.parts is not None
-    state.projection = start_from_baseline(model, baseline, images, state.parts)
+    state.projection = start_from_baseline(model, baseline, images, state.parts, course.config.train.add_on_start)
     state.make_teacher()
     measured = measure(classify_images(model, val), val.label_N)
     state.metrics.append({**asdict(entry), "val": measured, "seconds": time.monotonic() - started})
