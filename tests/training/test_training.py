@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,13 +19,16 @@ from likethat.data.augment import draw_views, of_shown, show, shown_shares
 from likethat.data.loaders import training_batches, views_of
 from likethat.errors import UserError
 from likethat.inference import passes
+from likethat.models.backbone import configured_backbone
 from likethat.models.baseline import BaselineClassifier
 from likethat.training import project as project_module
 from likethat.training.loop import batch_costs
 from likethat.training.losses import shared_entropy
-from likethat.training.plan import make_plan, start_stage
+from likethat.training.plan import make_plan, relative_size, start_stage
 from likethat.training.project import project
 from likethat.training.state import RunState
+
+RESNET34 = Path(__file__).resolve().parents[3] / "shared" / "weights" / "resnet34.safetensors"
 
 
 def test_paper_plan() -> None:
@@ -53,6 +58,41 @@ def test_paper_decays_everything_but_prototypes_and_ours_spares_vectors() -> Non
         assert bool(vectors) == bool(spared)
         assert all(parameter.ndim <= 1 for parameter in vectors)
         assert not model.last_layer.weight.requires_grad
+
+
+def median_size(backbone: torch.nn.Module) -> float:
+    """Of the layers' root mean squares, one by one; the lower one of two in the middle."""
+    layers = [weight.detach().flatten().tolist() for weight in backbone.parameters() if weight.ndim > 1]
+    sizes = sorted(math.sqrt(sum(value**2 for value in values) / len(values)) for values in layers)
+    return sizes[(len(sizes) - 1) // 2]
+
+
+@pytest.mark.parametrize("stage", ["baseline", "joint"])
+def test_larger_weights_take_larger_steps(stage: str) -> None:
+    model, config = tiny_model([2, 2]), resolve("default").train
+    with torch.no_grad():
+        for weight in model.backbone.parameters():
+            weight.mul_(1.7)
+    state = RunState(model, BaselineClassifier(model.backbone, 2))
+    rate = (config.baseline_lr if stage == "baseline" else config.backbone_lr) * median_size(model.backbone) / 0.0214
+    own = {id(weight) for weight in model.backbone.parameters()}
+    for group in state.optimizer_for(stage, config).param_groups:
+        is_backbone = id(group["params"][0]) in own
+        others = config.head_lr if stage == "baseline" else config.add_on_lr
+        assert group["full_lr"] == pytest.approx(rate if is_backbone else others, rel=1e-5)
+    first = state.backbone_size
+    with torch.no_grad():
+        next(model.backbone.parameters()).mul_(9)
+    state.forget_optimizer()
+    state.optimizer_for("joint", config)
+    assert state.backbone_size == first, "what training makes of the weights changes no rate"
+
+
+def test_the_preset_s_rates_are_those_of_resnet34() -> None:
+    if not RESNET34.is_file():
+        pytest.skip("resnet34.safetensors is not at ../shared/weights")
+    backbone = configured_backbone(resolve(backbone="resnet34").model, str(RESNET34))
+    assert relative_size(backbone) == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("flip", [0.5, 0.0])

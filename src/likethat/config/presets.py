@@ -51,6 +51,7 @@ def paper(backbone: str) -> Config:
             backbone_lr=1e-4,
             add_on_lr=3e-3,
             prototype_lr=3e-3,
+            relative_lr=False,
             lr_step=5,
             weight_decay=1e-3,
             decoupled_decay=False,

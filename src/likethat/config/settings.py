@@ -110,6 +110,9 @@ class TrainConfig:
     backbone_lr: float = _option(2e-4, "learning rate of the backbone in the joint stage")
     add_on_lr: float = _option(4e-4, "learning rate of the add-on layers")
     prototype_lr: float = _option(3e-3, "learning rate of prototypes that are not tied")
+    relative_lr: bool = _option(
+        True, "the backbone's learning rates are for weights as large as ResNet-34's, and grow with larger ones"
+    )
     lr_step: int = _option(0, "joint epochs after which learning rates fall to a tenth; 0 for a cosine to zero")
     weight_decay: float = _option(0.05, "weight decay of backbone, add-on layers and linear layer")
     decoupled_decay: bool = _option(True, "use AdamW's weight decay instead of Adam's")
@@ -142,7 +145,7 @@ class TrainConfig:
 # Options with a default that changes training, which runs of earlier versions lack: what those were trained with.
 DEFAULTS_OF_OLDER_RUNS: dict[str, Any] = {
     **dict.fromkeys(("noise", "locality", "context", "place", "cutmix", "box_margin"), 0.0),
-    **dict.fromkeys(("fine_map", "own_positive"), False),
+    **dict.fromkeys(("fine_map", "own_positive", "relative_lr"), False),
     "last_layer_views": 1,
     "add_on_start": "pca",
 }

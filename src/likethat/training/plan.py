@@ -17,6 +17,7 @@ from likethat.models.protopnet import ProtoPNet
 # Stages of a ProtoPNet that its counterpart without prototypes has, by what they are there.
 COUNTERPARTS = {"baseline": "baseline", "choose": "teach", "warm": "warm", "joint": "joint", "last_layer": "keep"}
 WARM_UP_SHARE = 0.08  # of a stage, in which a learning rate with a cosine rises
+RESNET34_SIZE = 0.0214  # of its weights from ImageNet, median of its layers: the preset's rates were chosen on it
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,22 @@ def comes_again(stage: str, plan: list[PlanEntry], position: int) -> bool:
     return any(entry.stage == stage for entry in plan[position:])
 
 
+def relative_size(backbone: nn.Module) -> float:
+    """Return how large the weights of a backbone's median layer are, next to those of ResNet-34. Adam moves a weight by
+    as much as the learning rate says, however large it is: the same rate changes a network of large weights less."""
+    size_L = [weight.detach().square().mean().sqrt() for weight in backbone.parameters() if weight.ndim > 1]
+    return float(torch.stack(size_L).median()) / RESNET34_SIZE
+
+
 def start_stage(
-    model: ProtoPNet | BaselineClassifier | None, baseline: BaselineClassifier | None, stage: str, config: TrainConfig
+    model: ProtoPNet | BaselineClassifier | None,
+    baseline: BaselineClassifier | None,
+    stage: str,
+    config: TrainConfig,
+    backbone_size: float = 1.0,
 ) -> torch.optim.Optimizer:
-    """Freeze what the stage leaves alone and return the optimiser of the rest; the last layer is fixed in all."""
+    """Freeze what the stage leaves alone and return the optimiser of the rest; the last layer is fixed in all. The
+    backbone's learning rate is multiplied by `backbone_size`."""
     if model is not None:
         model.requires_grad_(False)
     parts: list[tuple[Iterable[nn.Parameter], float, float]] = []
@@ -97,13 +110,13 @@ def start_stage(
     if stage == "baseline":
         assert baseline is not None
         parts += [
-            (baseline.backbone.parameters(), config.baseline_lr, decay),
+            (baseline.backbone.parameters(), backbone_size * config.baseline_lr, decay),
             (baseline.head.parameters(), config.head_lr, decay),
         ]
     else:
         assert model is not None
         if stage == "joint":
-            parts.append((model.backbone.parameters(), config.backbone_lr, decay))
+            parts.append((model.backbone.parameters(), backbone_size * config.backbone_lr, decay))
         after_backbone = model.head if isinstance(model, BaselineClassifier) else model.add_on
         parts.append((after_backbone.parameters(), config.add_on_lr, decay))
         if isinstance(model, ProtoPNet) and not config.tie:

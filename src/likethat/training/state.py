@@ -37,7 +37,7 @@ from likethat.runs.atomic_files import (
 )
 from likethat.training.course import Course
 from likethat.training.parts import Parts
-from likethat.training.plan import start_stage
+from likethat.training.plan import relative_size, start_stage
 from likethat.training.project import Projection
 
 SAVE_EVERY = 20.0  # seconds between saves inside a stage
@@ -56,6 +56,7 @@ class RunState:
     totals: dict[str, Tensor] = field(default_factory=dict)  # sums of the epoch's costs
     optimizer: torch.optim.Optimizer | None = None
     optimizer_stage: str = ""
+    backbone_size: float | None = None  # of its weights before the first step, next to ResNet-34's
     projection: Projection | None = None  # where the prototypes come from
     parts: Parts | None = None  # of the training images
     maps: FeatureMaps | None = None  # of them, while the backbone stays as it is; not saved
@@ -96,7 +97,10 @@ class RunState:
     def optimizer_for(self, stage: str, config: TrainConfig) -> torch.optim.Optimizer:
         """Return the optimiser of a stage; that of the joint stage lives on through later cycles."""
         if self.optimizer is None or self.optimizer_stage != stage:
-            self.optimizer = start_stage(self.model, self.baseline, stage, config)
+            if self.backbone_size is None:
+                self.backbone_size = relative_size(self.backbone)
+            size = self.backbone_size if config.relative_lr else 1.0
+            self.optimizer = start_stage(self.model, self.baseline, stage, config, size)
             self.optimizer_stage = stage
         return self.optimizer
 
@@ -127,9 +131,9 @@ class RunState:
         return self.baseline.head
 
 
-FORMAT = 3  # of the file
+FORMAT = 4  # of the file
 FOUND = {"projection": Projection, "best_projection": Projection, "parts": Parts}
-DOCUMENT = ("baseline_is_teacher", "position", "batch", "optimizer_stage", "best_accuracy", "metrics")
+DOCUMENT = ("baseline_is_teacher", "position", "batch", "optimizer_stage", "backbone_size", "best_accuracy", "metrics")
 
 
 class Saver:
