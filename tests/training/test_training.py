@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from likethat.config.presets import resolve
-from likethat.config.settings import AugmentConfig
+from likethat.config.settings import AugmentConfig, TrainConfig
 from likethat.data import loaders
 from likethat.data.augment import draw_views, of_shown, show, shown_shares
 from likethat.data.loaders import training_batches, views_of
@@ -67,28 +67,40 @@ def median_size(backbone: torch.nn.Module) -> float:
     return sizes[(len(sizes) - 1) // 2]
 
 
-@pytest.mark.parametrize("stage", ["baseline", "joint"])
-def test_larger_weights_take_larger_steps(stage: str) -> None:
+def rates(state: RunState, stage: str, config: TrainConfig) -> tuple[set[float], set[float]]:
+    """The learning rates of the backbone, and those of what follows it."""
+    own = {id(weight) for weight in state.backbone.parameters()}
+    groups = state.optimizer_for(stage, config).param_groups
+    backbone = {group["full_lr"] for group in groups if id(group["params"][0]) in own}
+    return backbone, {group["full_lr"] for group in groups} - backbone
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.7])
+def test_larger_weights_take_larger_steps_in_joint_training(factor: float) -> None:
     model, config = tiny_model([2, 2]), resolve("default").train
+    state = RunState(model, BaselineClassifier(model.backbone, 2))
+    assert rates(state, "baseline", config) == ({config.baseline_lr}, {config.head_lr})
     with torch.no_grad():
         for weight in model.backbone.parameters():
-            weight.mul_(1.7)
-    state = RunState(model, BaselineClassifier(model.backbone, 2))
-    rate = (config.baseline_lr if stage == "baseline" else config.backbone_lr) * median_size(model.backbone) / 0.0214
-    own = {id(weight) for weight in model.backbone.parameters()}
-    for group in state.optimizer_for(stage, config).param_groups:
-        is_backbone = id(group["params"][0]) in own
-        others = config.head_lr if stage == "baseline" else config.add_on_lr
-        assert group["full_lr"] == pytest.approx(rate if is_backbone else others, rel=1e-5)
-    first = state.backbone_size
+            weight.mul_(factor)
+    expected = config.backbone_lr * median_size(model.backbone) / 0.0214
+    (rate,), others = rates(state, "joint", config)
+    assert rate == pytest.approx(expected, rel=1e-5)
+    assert others == {config.add_on_lr}
     with torch.no_grad():
-        next(model.backbone.parameters()).mul_(9)
+        for weight in model.backbone.parameters():
+            weight.mul_(9)
     state.forget_optimizer()
-    state.optimizer_for("joint", config)
-    assert state.backbone_size == first, "what training makes of the weights changes no rate"
+    assert rates(state, "joint", config)[0] == {rate}, "what training makes of the weights changes no rate"
 
 
-def test_the_preset_s_rates_are_those_of_resnet34() -> None:
+def test_rates_are_as_written_where_they_are_not_relative() -> None:
+    model, config = tiny_model([2, 2]), replace(resolve("default").train, relative_lr=False)
+    assert rates(RunState(model), "joint", config) == ({config.backbone_lr}, {config.add_on_lr})
+    assert not resolve("paper").train.relative_lr
+
+
+def test_the_preset_s_rate_is_that_of_resnet34() -> None:
     if not RESNET34.is_file():
         pytest.skip("resnet34.safetensors is not at ../shared/weights")
     backbone = configured_backbone(resolve(backbone="resnet34").model, str(RESNET34))

@@ -111,7 +111,7 @@ class TrainConfig:
     add_on_lr: float = _option(4e-4, "learning rate of the add-on layers")
     prototype_lr: float = _option(3e-3, "learning rate of prototypes that are not tied")
     relative_lr: bool = _option(
-        True, "the backbone's learning rates are for weights as large as ResNet-34's, and grow with larger ones"
+        True, "--backbone-lr is for weights as large as ResNet-34's; larger ones take larger steps, in proportion"
     )
     lr_step: int = _option(0, "joint epochs after which learning rates fall to a tenth; 0 for a cosine to zero")
     weight_decay: float = _option(0.05, "weight decay of backbone, add-on layers and linear layer")

@@ -135,12 +135,12 @@ def make_step(state: RunState, stage: str, course: Course, epochs: int) -> TakeS
     def costs_of(*shown: Tensor) -> Costs:
         return batch_costs(state, stage, config, *shown)
 
-    is_measured = state.backbone_size is not None
+    known_size = state.backbone_size
     optimizer = state.optimizer_for(stage, config.train)  # decides on what moves, which averaging must know
-    if config.train.relative_lr and not is_measured:
+    if config.train.relative_lr and state.backbone_size != known_size:
         course.display.line(
-            f"learning rates of the backbone are multiplied by {state.backbone_size:.2f}: so large are its weights, "
-            "next to those of ResNet-34 (--no-relative-lr)"
+            f"the backbone's learning rate is {state.backbone_size:.2f} times --backbone-lr: so large are its weights "
+            "next to ResNet-34's (--no-relative-lr)"
         )
     averaged = average_gradients(state.trained(stage), costs_of)
     augment = config.augment if stage == "joint" else replace(config.augment, cutmix=0.0)

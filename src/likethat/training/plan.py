@@ -17,7 +17,7 @@ from likethat.models.protopnet import ProtoPNet
 # Stages of a ProtoPNet that its counterpart without prototypes has, by what they are there.
 COUNTERPARTS = {"baseline": "baseline", "choose": "teach", "warm": "warm", "joint": "joint", "last_layer": "keep"}
 WARM_UP_SHARE = 0.08  # of a stage, in which a learning rate with a cosine rises
-RESNET34_SIZE = 0.0214  # of its weights from ImageNet, median of its layers: the preset's rates were chosen on it
+RESNET34_SIZE = 0.0214  # of its weights from ImageNet, median of the layers: the preset's rate was chosen on it
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def start_stage(
     config: TrainConfig,
     backbone_size: float = 1.0,
 ) -> torch.optim.Optimizer:
-    """Freeze what the stage leaves alone and return the optimiser of the rest; the last layer is fixed in all. The
-    backbone's learning rate is multiplied by `backbone_size`."""
+    """Freeze what the stage leaves alone and return the optimiser of the rest; the last layer is fixed in all. In joint
+    training the backbone's learning rate is multiplied by `backbone_size`."""
     if model is not None:
         model.requires_grad_(False)
     parts: list[tuple[Iterable[nn.Parameter], float, float]] = []
@@ -110,7 +110,7 @@ def start_stage(
     if stage == "baseline":
         assert baseline is not None
         parts += [
-            (baseline.backbone.parameters(), backbone_size * config.baseline_lr, decay),
+            (baseline.backbone.parameters(), config.baseline_lr, decay),
             (baseline.head.parameters(), config.head_lr, decay),
         ]
     else:
