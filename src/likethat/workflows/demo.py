@@ -17,9 +17,9 @@ from likethat.workflows.train import train
 from likethat.workflows.verify import verify_run
 
 SPECIES = 8
-# Small pictures and few passes, so that two CPU cores are enough, in many small steps, which ask no teacher and learn
-# at three times the preset's rates. As many prototypes of a class as these birds have parts that are found well; one
-# shows what tells it from the species next to it. Everything else is the default preset.
+# Small pictures and few passes, so that two CPU cores are enough, in many small steps, which ask no teacher. As many
+# prototypes of a class as these birds have parts that are found well; one shows what tells it from the species next to
+# it. Everything else is the default preset.
 OPTIONS: dict[str, Any] = {
     "input_size": (160, 160),
     "shift": 7,
@@ -30,8 +30,6 @@ OPTIONS: dict[str, Any] = {
     "decisive_parts": True,
     "exclusive": True,
     "distillation": 0.0,
-    "backbone_lr": 6e-4,
-    "add_on_lr": 1.2e-3,
     "context": 2.4,
     "place": 1.2,
 }
