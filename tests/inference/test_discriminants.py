@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.linalg import eigh
 
 from likethat.inference import passes
-from likethat.inference.discriminants import REST, SHRINKAGE, Scatter, discriminants, part_scatter
+from likethat.inference.discriminants import REST, ROUNDING, SHRINKAGE, Scatter, discriminants, part_scatter
 from likethat.inference.feature_maps import FeatureMaps, keep_feature_maps
 from likethat.models.backbone import create_backbone
 
@@ -62,7 +62,8 @@ def test_directions_are_the_textbooks(seed: int, images: int, classes: int, part
     """Up to their signs."""
     scatter = part_scatter(BACKBONE, *some_maps(seed, images, classes, parts))
     within, between = scatter.within_CC.numpy(), scatter.between_CC.numpy()
-    ridge = SHRINKAGE * max(float((within + 1e-6 * between).diagonal().mean()), 1e-9)
+    least = ROUNDING * float(scatter.mean_C.square().mean() + between.diagonal().mean())
+    ridge = SHRINKAGE * max(float((within + 1e-6 * between).diagonal().mean()), least)
     value, vector = eigh(between + REST * within, within + ridge * np.eye(CHANNELS))
     weight_DC, bias_D = discriminants(scatter, width)
     np.testing.assert_allclose(bias_D, -weight_DC @ scatter.mean_C)
@@ -79,6 +80,15 @@ def test_there_are_directions_however_little_is_shown(*, shown: bool) -> None:
         BACKBONE, FeatureMaps(maps.map_NCHW, torch.arange(2), CPU), place_Nm, torch.full_like(shown_Nm, shown)
     )
     weight_DC, bias_D = discriminants(scatter, CHANNELS)
+    assert weight_DC.isfinite().all()
+    assert bias_D.isfinite().all()
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 1e4])
+def test_features_that_are_all_the_same_have_directions_too(size: float) -> None:
+    maps, place_Nm, shown_Nm = some_maps(0, 9, 2, 3)
+    same = FeatureMaps(torch.full_like(maps.map_NCHW, size), maps.label_N, CPU)
+    weight_DC, bias_D = discriminants(part_scatter(BACKBONE, same, place_Nm, shown_Nm), CHANNELS)
     assert weight_DC.isfinite().all()
     assert bias_D.isfinite().all()
 

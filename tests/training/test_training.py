@@ -100,6 +100,11 @@ def test_rates_are_as_written_where_they_are_not_relative() -> None:
     assert not resolve("paper").train.relative_lr
 
 
+def test_weights_of_lite0_are_larger_than_those_of_resnet34() -> None:
+    backbone = configured_backbone(resolve("default").model, "pretrained")
+    assert relative_size(backbone) == pytest.approx(0.0978559 / 0.0214, rel=1e-3)
+
+
 def test_the_preset_s_rate_is_that_of_resnet34() -> None:
     if not RESNET34.is_file():
         pytest.skip("resnet34.safetensors is not at ../shared/weights")

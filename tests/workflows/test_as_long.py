@@ -109,6 +109,14 @@ def test_only_the_head_differs_in_what_moves() -> None:
         assert [group["lr"] for group in ours[:-1]] == [group["lr"] for group in backbone]
 
 
+def test_its_backbone_learns_at_the_rate_of_its_protopnet() -> None:
+    config, protopnet = resolve("default").train, tiny_model([2, 2])
+    classifier = BaselineClassifier(protopnet.backbone, 2)
+    theirs, ours = (RunState(model).optimizer_for("joint", config).param_groups for model in (protopnet, classifier))
+    assert ours[0]["params"] == theirs[0]["params"]
+    assert ours[0]["lr"] == theirs[0]["lr"] != config.backbone_lr
+
+
 def test_its_loss_is_that_of_labels_by_area_and_its_own_probabilities() -> None:
     config = resolve("default", distillation=0.3, label_smoothing=0.2)
     torch.manual_seed(0)

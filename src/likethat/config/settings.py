@@ -107,7 +107,7 @@ class TrainConfig:
     tie: bool = _option(True, "prototypes stay as they were chosen or projected, instead of moving freely")
     baseline_lr: float = _option(2e-4, "learning rate of the backbone in the baseline stage")
     head_lr: float = _option(2e-3, "learning rate of the baseline's linear layer")
-    backbone_lr: float = _option(2e-4, "learning rate of the backbone in the joint stage")
+    backbone_lr: float = _option(2e-4, "learning rate of the backbone in the joint stage; see --relative-lr")
     add_on_lr: float = _option(4e-4, "learning rate of the add-on layers")
     prototype_lr: float = _option(3e-3, "learning rate of prototypes that are not tied")
     relative_lr: bool = _option(

@@ -17,6 +17,8 @@ from likethat.models.backbone import Backbone
 from likethat.runtime import send, wide
 
 SHRINKAGE = 0.1  # of the mean variance within classes, added to the variance of every channel
+CLASSES = 256  # whose means are in memory at a time, besides the sums
+ROUNDING = 1e-9  # of the mean square of features: what differs by less is the same
 REST = 0.1  # of the covariance within classes that counts as if it were between them
 
 
@@ -48,10 +50,12 @@ def part_scatter(backbone: Backbone, images: Images | FeatureMaps, place_Nm: Ten
 def scatter_of(total_KmC: Tensor, count_Km: Tensor, product_CC: Tensor) -> Scatter:
     """Return the covariances that follow from the sums of patches by class and part, and of their outer products."""
     patches = count_Km.sum().clamp(min=1)
-    mean_C, mean_KmC = total_KmC.sum((0, 1)) / patches, total_KmC / count_Km.clamp(min=1)[..., None]
-    root_Km1 = (count_Km / patches).sqrt()[..., None]
-    own_XC, apart_XC = ((root_Km1 * value).flatten(0, 1) for value in (mean_KmC, mean_KmC - mean_C))
-    return Scatter(mean_C, product_CC / patches - own_XC.T @ own_XC, apart_XC.T @ apart_XC)
+    mean_C, own_CC, between_CC = total_KmC.sum((0, 1)) / patches, *torch.zeros(2, *product_CC.shape).to(product_CC)
+    for total_kmC, count_km in zip(total_KmC.split(CLASSES), count_Km.split(CLASSES), strict=True):
+        root_km1, mean_kmC = (count_km / patches).sqrt()[..., None], total_kmC / count_km.clamp(min=1)[..., None]
+        own_XC, apart_XC = ((root_km1 * value).flatten(0, 1) for value in (mean_kmC, mean_kmC - mean_C))
+        own_CC, between_CC = own_CC + own_XC.T @ own_XC, between_CC + apart_XC.T @ apart_XC
+    return Scatter(mean_C, product_CC / patches - own_CC, between_CC)
 
 
 def discriminants(scatter: Scatter, width: int) -> tuple[Tensor, Tensor]:
@@ -62,8 +66,9 @@ def discriminants(scatter: Scatter, width: int) -> tuple[Tensor, Tensor]:
     little, and keep patches that are alike in what classes differ in from being all the same.
     """
     identity_CC = torch.eye(len(scatter.mean_C), dtype=scatter.mean_C.dtype)
-    # Nothing varies within classes where each shows its parts once.
-    variance = (scatter.within_CC + 1e-6 * scatter.between_CC).diagonal().mean().clamp(min=1e-9)
+    # Nothing varies within classes where each shows its parts once, and nothing at all where features are constant.
+    square = float(scatter.mean_C.square().mean()) + float(scatter.between_CC.diagonal().mean())
+    variance = (scatter.within_CC + 1e-6 * scatter.between_CC).diagonal().mean().clamp(min=ROUNDING * square + 1e-30)
     root_CC = torch.linalg.cholesky(scatter.within_CC + SHRINKAGE * variance * identity_CC)
     whitening_CC = torch.linalg.solve_triangular(root_CC, identity_CC, upper=False)
     apart_CC = scatter.between_CC + REST * scatter.within_CC
