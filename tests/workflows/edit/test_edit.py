@@ -280,8 +280,9 @@ def test_names_are_shown_and_escaped(
     atlas = (tmp_path / "atlas" / "index.html").read_text()
     assert "<script>alert" not in atlas
     assert "\\u003cscript>alert('crown')\\u003c/script> & \\\"red\\\" [/b] (prototype 0)" in atlas
-    document = json.loads((tmp_path / "why" / "explanations.json").read_text())
-    names = {row["prototype"]: row["name"] for sheet in document["images"][0]["classes"] for row in sheet["rows"]}
+    told = json.loads((tmp_path / "why" / "explanations.json").read_text())["images"][0]
+    matches = [*told["nearest"], *(row for sheet in told["classes"] for row in sheet["rows"])]
+    names = {match["prototype"]: match["name"] for match in matches}
     assert names[0] == ROGUE
     assert names[1] is None
     assert json.loads((tmp_path / "atlas" / "atlas.json").read_text())["prototypes"][0]["name"] == ROGUE

@@ -274,9 +274,10 @@ def test_explanations_are_measured_on_request(study: Path, birds: Path, tmp_path
     row = row_of(moved, "test_resnet", "default")
     assert row["consistency"]["by_seed"] == {"0": value_of["consistency"]}
     assert f"| consistency | {100 * value_of['consistency']:.1f} |" in done.stdout
-    needed = "prototypes for nine tenths of the points"
-    mean = f"{value_of[needed]:.1f}".removesuffix(".0")  # of one seed: whole numbers are counts
-    assert f"| {needed} | {mean} |" in done.stdout
+    for counted in ("prototypes", "lines"):
+        name = f"{counted} for nine tenths of the points"
+        mean = f"{value_of[name]:.1f}".removesuffix(".0")  # of one seed: whole numbers are counts
+        assert f"| {name} | {mean} |" in done.stdout
     assert "| explanations, validation images | test_resnet, ProtoPNet, default |" in done.stdout
     assert document(moved)["complete"]
     (run / "interpretability-val.json").unlink()
