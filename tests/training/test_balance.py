@@ -106,16 +106,17 @@ def test_edits_keep_to_the_balance_of_the_run(tmp_path: Path) -> None:
     common, rare = sorted((birds / "train").iterdir())[:2]
     for picture in sorted(rare.iterdir())[2:]:
         picture.unlink()
-    likethat("train", birds, "--out", tmp_path / "run", *QUICK, "--balance")
+    options = [*QUICK, "--add-on-start", "pca"]  # with discriminants the optimum is so flat that weights differ more
+    likethat("train", birds, "--out", tmp_path / "run", *options, "--balance")
     assert layout.read_record(tmp_path / "run").config.train.balance
     workshop = open_workshop(tmp_path / "run", None, "cpu", Display(quiet=True))
     start = workshop.start()
     solved = workshop.solve(start.columns)
     workshop.scratch.cleanup()
-    assert torch.allclose(solved.weight_KP, start.weight_KP, atol=0.05), "nothing was edited"
+    assert torch.allclose(solved.weight_KP, start.weight_KP, atol=2e-3), "nothing was edited"
     plain = tmp_path / "plain"
-    likethat("train", birds, "--out", plain, *QUICK)
-    assert not torch.allclose(load(plain, "cpu").weight_KP, start.weight_KP, atol=0.5)
+    likethat("train", birds, "--out", plain, *options)
+    assert not torch.allclose(load(plain, "cpu").weight_KP, start.weight_KP, atol=1e-2)
     assert common.name != rare.name
     shutil.rmtree(plain)
 

@@ -137,7 +137,7 @@ def make_step(state: RunState, stage: str, course: Course, epochs: int) -> TakeS
 
     known_size = state.backbone_size
     optimizer = state.optimizer_for(stage, config.train)  # decides on what moves, which averaging must know
-    if config.train.relative_lr and state.backbone_size != known_size:
+    if state.backbone_size != known_size:
         course.display.line(
             f"the backbone's learning rate is {state.backbone_size:.2f} times --backbone-lr: so large are its weights "
             "next to ResNet-34's (--no-relative-lr)"

@@ -56,7 +56,7 @@ class RunState:
     totals: dict[str, Tensor] = field(default_factory=dict)  # sums of the epoch's costs
     optimizer: torch.optim.Optimizer | None = None
     optimizer_stage: str = ""
-    backbone_size: float | None = None  # of its weights before joint training, next to ResNet-34's
+    backbone_size: float | None = None  # of its weights before joint training, where rates are relative
     projection: Projection | None = None  # where the prototypes come from
     parts: Parts | None = None  # of the training images
     maps: FeatureMaps | None = None  # of them, while the backbone stays as it is; not saved
@@ -97,8 +97,8 @@ class RunState:
     def optimizer_for(self, stage: str, config: TrainConfig) -> torch.optim.Optimizer:
         """Return the optimiser of a stage; that of the joint stage lives on through later cycles."""
         if self.optimizer is None or self.optimizer_stage != stage:
-            if self.backbone_size is None and stage == "joint":
-                self.backbone_size = relative_size(self.backbone) if config.relative_lr else 1.0
+            if stage == "joint" and config.relative_lr and self.backbone_size is None:
+                self.backbone_size = relative_size(self.backbone)
             self.optimizer = start_stage(self.model, self.baseline, stage, config, self.backbone_size or 1.0)
             self.optimizer_stage = stage
         return self.optimizer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.last_layer import kkt_residual
-from helpers.runs import PAPER, TINY, make_tiny_birds, make_tiny_run
+from helpers.runs import DEFAULT, PAPER, TINY, make_tiny_birds, make_tiny_run
 
 from likethat.cli.parser import main
 from likethat.data.cache import decode_samples
@@ -33,7 +33,8 @@ ROGUE = "<script>alert('crown')</script> & \"red\" [/b]"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_run(tmp_path_factory.mktemp("edit"))
+    # At these rates the first prototypes have connections, so that sheets have rows of them.
+    return make_tiny_run(tmp_path_factory.mktemp("edit"), [*DEFAULT, "--no-relative-lr"])
 
 
 @pytest.fixture(scope="module")
@@ -280,9 +281,8 @@ def test_names_are_shown_and_escaped(
     atlas = (tmp_path / "atlas" / "index.html").read_text()
     assert "<script>alert" not in atlas
     assert "\\u003cscript>alert('crown')\\u003c/script> & \\\"red\\\" [/b] (prototype 0)" in atlas
-    told = json.loads((tmp_path / "why" / "explanations.json").read_text())["images"][0]
-    matches = [*told["nearest"], *(row for sheet in told["classes"] for row in sheet["rows"])]
-    names = {match["prototype"]: match["name"] for match in matches}
+    document = json.loads((tmp_path / "why" / "explanations.json").read_text())
+    names = {row["prototype"]: row["name"] for sheet in document["images"][0]["classes"] for row in sheet["rows"]}
     assert names[0] == ROGUE
     assert names[1] is None
     assert json.loads((tmp_path / "atlas" / "atlas.json").read_text())["prototypes"][0]["name"] == ROGUE
